@@ -25,8 +25,8 @@ FAULTS = (
 
 def sample(seed: int, count: int) -> tuple[list[int], list[float]]:
     """Tokens and log-probabilities of a seed."""
-    return [(seed * 31 + place * 7) % 200 for place in range(count)], [
-        -(1 + (seed + place) % 5) / 4 for place in range(count)
+    return [(seed * 31 + index * 7) % 200 for index in range(count)], [
+        -(1 + (seed + index) % 5) / 4 for index in range(count)
     ]
 
 
@@ -139,8 +139,8 @@ class FaultServer:
         first = listed[0]
         changes: dict[str, Callable[[], Any]] = {
             "unknown token": lambda: [first.__setitem__(1, VOCABULARY), tokens.__setitem__(0, VOCABULARY)],
-            "too few": lambda: [each.pop() for each in (listed, tokens)],
-            "too many": lambda: [each.__iadd__(each[:1]) for each in (listed, tokens)],
+            "too few": lambda: [entries.pop() for entries in (listed, tokens)],
+            "too many": lambda: [entries.__iadd__(entries[:1]) for entries in (listed, tokens)],
             "no log-probabilities": lambda: meta.pop("output_token_logprobs"),
             "positive": lambda: first.__setitem__(0, 2.5),
             "not finite": lambda: first.__setitem__(0, float("nan")),

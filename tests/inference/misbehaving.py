@@ -143,15 +143,15 @@ class MisbehavingServer(FaultServer):
     async def _swapped(self, answer: dict[str, Any]) -> dict[str, Any]:
         """The answer of another request that waits, if one comes in time."""
         if self._waiting:
-            other, theirs = self._waiting.pop()
+            other, other_answer = self._waiting.pop()
             other.set_result(answer)
-            return theirs
-        mine: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((mine, answer))
-        await asyncio.wait([mine], timeout=0.05)
-        if mine.done():
-            return mine.result()
-        self._waiting.remove((mine, answer))
+            return other_answer
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((future, answer))
+        await asyncio.wait([future], timeout=0.05)
+        if future.done():
+            return future.result()
+        self._waiting.remove((future, answer))
         return answer
 
     def _sampled(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -196,9 +196,9 @@ def sent_in(content: bytes) -> Sent:
         answer = json.loads(content)
         if "choices" in answer:
             choice = answer["choices"][0]
-            return tuple(choice["token_ids"]), tuple(each["logprob"] for each in choice["logprobs"]["content"])
+            return tuple(choice["token_ids"]), tuple(entry["logprob"] for entry in choice["logprobs"]["content"])
         listed = answer["meta_info"]["output_token_logprobs"]
-        return tuple(each[1] for each in listed), tuple(each[0] for each in listed)
+        return tuple(entry[1] for entry in listed), tuple(entry[0] for entry in listed)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return (), ()
 

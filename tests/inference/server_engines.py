@@ -160,9 +160,9 @@ def our_server(folder: Path, *settings: str, module: str = "skyrl.cli") -> str:
     log = folder / "our-server.log"
     process = _start(command, log, {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
     assert process.stdout is not None
-    said = process.stdout.readline().decode()
-    assert said, log.read_text()  # it has ended
-    return said.split()[-1].removesuffix("/v1")
+    line = process.stdout.readline().decode()
+    assert line, log.read_text()  # it has ended
+    return line.split()[-1].removesuffix("/v1")
 
 
 def _start(

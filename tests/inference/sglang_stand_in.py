@@ -137,20 +137,20 @@ class SGLangStandIn:
     async def _generate(
         self, body: dict[str, Any], on_tokens: Callable[[NewTokens], None] | None = None
     ) -> dict[str, Any]:
-        given = body["sampling_params"]
+        sampling_params = body["sampling_params"]
         if body.get("lora_path") != (self.adapters[-1] if self.adapters else None):
             raise SkyRLError(f"there is no adapter {body.get('lora_path')} here, or another one is computed with")
-        unknown = set(given) - SAMPLING
+        unknown = set(sampling_params) - SAMPLING
         if unknown:
             raise SkyRLError(f"unexpected sampling parameters: {sorted(unknown)}")
-        asked = evolve(_request(body["input_ids"], given), on_tokens=on_tokens)
-        (completion,) = await self._engine.generate(asked)
+        generation_request = evolve(_request(body["input_ids"], sampling_params), on_tokens=on_tokens)
+        (completion,) = await self._engine.generate(generation_request)
         (text, ids) = completion.text, list(completion.token_ids)
         return {
             "text": text,
             "output_ids": ids,
             "meta_info": {
-                "finish_reason": _reason(completion, given),
+                "finish_reason": _reason(completion, sampling_params),
                 "prompt_tokens": len(body["input_ids"]),
                 "completion_tokens": len(ids),
                 "output_token_logprobs": [
@@ -272,10 +272,10 @@ class SGLangStandIn:
 
     def _spans(self, versions: tuple[int, ...]) -> list[dict[str, Any]]:
         spans: list[dict[str, Any]] = []
-        for place, version in enumerate(versions):
+        for index, version in enumerate(versions):
             if not spans or spans[-1]["version"] != self._named(version):
-                spans.append({"version": self._named(version), "start": place, "end": place})
-            spans[-1]["end"] = place + 1
+                spans.append({"version": self._named(version), "start": index, "end": index})
+            spans[-1]["end"] = index + 1
         return spans
 
 
@@ -294,26 +294,28 @@ def _place_in_group(body: Mapping[str, Any]) -> ProcessGroupGloo:
 
 def _received(group: Any, names: list[str], dtypes: list[str], shapes: list[list[int]]) -> dict[str, Tensor]:
     """The tensors that rank 0 broadcasts one after the other."""
-    found = {name: torch.empty(s, dtype=getattr(torch, d)) for name, d, s in zip(names, dtypes, shapes, strict=True)}
-    for tensor in found.values():
+    tensors = {name: torch.empty(s, dtype=getattr(torch, d)) for name, d, s in zip(names, dtypes, shapes, strict=True)}
+    for tensor in tensors.values():
         group.broadcast([tensor], BroadcastOptions()).wait()
-    return found
+    return tensors
 
 
-def _request(prompt: list[int], given: dict[str, Any]) -> GenerationRequest:
+def _request(prompt: list[int], sampling_params: dict[str, Any]) -> GenerationRequest:
     known = set(inspect.signature(SamplingParams).parameters)
-    sampling = {name: value for name, value in given.items() if name in known}
-    sampling["stop"] = tuple(given["stop"]) or None
-    sampling["stop_token_ids"] = tuple(given["stop_token_ids"]) or None
-    key = SampleKey(run_seed=given["sampling_seed"], weight_version=0, prompt_id="a request", sample_index=0)
-    settings = SamplingParams(max_generate_length=given["max_new_tokens"], **sampling)
+    sampling = {name: value for name, value in sampling_params.items() if name in known}
+    sampling["stop"] = tuple(sampling_params["stop"]) or None
+    sampling["stop_token_ids"] = tuple(sampling_params["stop_token_ids"]) or None
+    key = SampleKey(run_seed=sampling_params["sampling_seed"], weight_version=0, prompt_id="a request", sample_index=0)
+    settings = SamplingParams(max_generate_length=sampling_params["max_new_tokens"], **sampling)
     return GenerationRequest(prompt_ids=tuple(prompt), sampling=settings, keys=(key,))
 
 
-def _reason(completion: Completion, given: dict[str, Any]) -> dict[str, Any]:
+def _reason(completion: Completion, sampling_params: dict[str, Any]) -> dict[str, Any]:
     if completion.stop_reason == "length":
         return {"type": "length", "length": len(completion.token_ids)}
-    matched = next((stop for stop in given["stop"] if completion.text.endswith(stop)), completion.token_ids[-1])
+    matched = next(
+        (stop for stop in sampling_params["stop"] if completion.text.endswith(stop)), completion.token_ids[-1]
+    )
     return {"type": "stop", "matched": matched}
 
 

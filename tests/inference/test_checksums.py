@@ -32,9 +32,9 @@ def test_it_is_the_sum_of_splitmix64_over_words_and_their_places() -> None:
 
 def test_how_it_is_cut_into_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.randn(33, 7, dtype=torch.bfloat16)
-    whole = device_digest(tensor)
+    expected = device_digest(tensor)
     monkeypatch.setattr(checksums, "_CHUNK_BYTES", 64)
-    assert device_digest(tensor) == whole
+    assert device_digest(tensor) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
@@ -42,11 +42,11 @@ def test_every_flipped_bit_and_every_swap_shows(dtype: torch.dtype) -> None:
     tensor = torch.arange(40).to(dtype)
     seen = {device_digest(tensor), device_digest(tensor.flip(0)), device_digest(tensor[:-1])}
     raw = tensor.view(torch.uint8)
-    for place in range(raw.numel()):
+    for index in range(raw.numel()):
         for bit in range(8):
-            raw[place] ^= 1 << bit
+            raw[index] ^= 1 << bit
             seen.add(device_digest(tensor))
-            raw[place] ^= 1 << bit
+            raw[index] ^= 1 << bit
     assert len(seen) == 3 + 8 * raw.numel()
 
 
@@ -57,8 +57,8 @@ def test_a_gpu_computes_the_same() -> None:
 
 
 def test_a_slice_that_begins_inside_a_word_is_hashed_as_its_copy() -> None:
-    whole = torch.arange(64, dtype=torch.uint8)
-    assert device_digest(whole[3:19]) == device_digest(whole[3:19].clone())
+    tensor = torch.arange(64, dtype=torch.uint8)
+    assert device_digest(tensor[3:19]) == device_digest(tensor[3:19].clone())
 
 
 def test_digests_are_read_together_and_nothing_is_looked_at_before() -> None:
@@ -83,12 +83,12 @@ MANY = {
 def test_tensors_that_are_hashed_together_have_the_digests_that_each_has_alone(
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = {name: device_digest(tensor) for name, tensor in MANY.items()}
+    expected = {name: device_digest(tensor) for name, tensor in MANY.items()}
     monkeypatch.setattr(checksums, "_CHUNK_BYTES", chunk)
     digests = Digests()
     for name, tensor in MANY.items():
         digests.add(name, tensor)
-    assert digests.in_hex() == alone
+    assert digests.in_hex() == expected
     assert Digests().in_hex() == {}
 
 

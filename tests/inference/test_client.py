@@ -91,10 +91,10 @@ def weights(name: str) -> Shared:
     return Shared(((name, torch.zeros(1)),))
 
 
-async def asked_of(door: InferenceEngineClient, *sizes: tuple[str, int]) -> list[asyncio.Task[Any]]:
+async def asked_of(engine_client: InferenceEngineClient, *sizes: tuple[str, int]) -> list[asyncio.Task[Any]]:
     tasks = []
     for name, count in sizes:
-        tasks.append(asyncio.create_task(door.generate(request((1,), count=count, name=name))))
+        tasks.append(asyncio.create_task(engine_client.generate(request((1,), count=count, name=name))))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     return tasks
@@ -102,20 +102,20 @@ async def asked_of(door: InferenceEngineClient, *sizes: tuple[str, int]) -> list
 
 async def test_a_request_goes_to_the_engine_with_the_fewest_samples_in_flight() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
-    door = client(a, b)
-    tasks = await asked_of(door, ("big", 8), ("small", 2), ("second small", 2), ("third small", 8))
+    engine_client = client(a, b)
+    tasks = await asked_of(engine_client, ("big", 8), ("small", 2), ("second small", 2), ("third small", 8))
     assert (a.asked, b.asked) == (["big"], ["small", "second small", "third small"])
     a.go.set()
     b.go.set()
     assert [answer[0].text for answer in await asyncio.gather(*tasks)] == ["a", "b", "b", "b"]
-    await door.generate(request((1,), name="after"))
+    await engine_client.generate(request((1,), name="after"))
     assert a.asked[-1] == "after"  # what is finished no longer counts
 
 
 async def test_no_engine_is_given_more_samples_than_it_runs_at_once() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
-    door = client(a, b, max_num_seqs=4)
-    tasks = await asked_of(door, ("1", 3), ("2", 3), ("3", 3), ("4", 1), ("huge", 9))
+    engine_client = client(a, b, max_num_seqs=4)
+    tasks = await asked_of(engine_client, ("1", 3), ("2", 3), ("3", 3), ("4", 1), ("huge", 9))
     assert (a.asked, b.asked) == (["1"], ["2"])  # the small fourth waits its turn behind the third
     b.go.set()
     await tasks[1]
@@ -128,8 +128,8 @@ async def test_no_engine_is_given_more_samples_than_it_runs_at_once() -> None:
 
 def turn(name: str, number: int) -> GenerationRequest:
     """One turn of a conversation."""
-    asked = request((1,), name=name)
-    return evolve(asked, keys=tuple(evolve(key, turn=number) for key in asked.keys))
+    generation_request = request((1,), name=name)
+    return evolve(generation_request, keys=tuple(evolve(key, turn=number) for key in generation_request.keys))
 
 
 async def test_the_turns_of_a_conversation_go_to_the_engine_that_has_their_prefix() -> None:
@@ -137,14 +137,14 @@ async def test_the_turns_of_a_conversation_go_to_the_engine_that_has_their_prefi
     a, b = SlowEngine("a"), SlowEngine("b")
     a.go.set()
     b.go.set()
-    door = client(a, b)
-    await door.generate(turn("first", 0))
+    engine_client = client(a, b)
+    await engine_client.generate(turn("first", 0))
     a.go.clear()
-    waiting = await asked_of(door, ("busy", 2))
-    await door.generate(turn("second", 0))
-    late = asyncio.create_task(door.generate(turn("first", 1)))
+    waiting = await asked_of(engine_client, ("busy", 2))
+    await engine_client.generate(turn("second", 0))
+    late = asyncio.create_task(engine_client.generate(turn("first", 1)))
     a.go.set()
-    await door.generate(turn("second", 1))
+    await engine_client.generate(turn("second", 1))
     await asyncio.gather(late, *waiting)
     assert (a.asked, b.asked) == (["first", "busy", "first"], ["second", "second"])
 
@@ -153,14 +153,14 @@ async def test_a_conversation_moves_where_its_engine_is_full_and_stays_there() -
     a, b = SlowEngine("a"), SlowEngine("b")
     a.go.set()
     b.go.set()
-    door = client(a, b, max_num_seqs=2)
-    await door.generate(turn("talk", 0))
+    engine_client = client(a, b, max_num_seqs=2)
+    await engine_client.generate(turn("talk", 0))
     a.go.clear()
-    waiting = await asked_of(door, ("busy", 2))
-    await door.generate(turn("talk", 1))
+    waiting = await asked_of(engine_client, ("busy", 2))
+    await engine_client.generate(turn("talk", 1))
     a.go.set()
     await asyncio.gather(*waiting)
-    await door.generate(turn("talk", 2))
+    await engine_client.generate(turn("talk", 2))
     assert (a.asked, b.asked) == (["talk", "busy"], ["talk", "talk"])
 
 
@@ -168,22 +168,22 @@ async def test_a_conversation_whose_engine_was_lost_goes_on_elsewhere() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
     a.go.set()
     b.go.set()
-    door = client(a, b)
-    await door.generate(turn("talk", 0))
+    engine_client = client(a, b)
+    await engine_client.generate(turn("talk", 0))
     a.fault = ProcessError("it died")
-    await door.generate(turn("talk", 1))
-    await door.generate(turn("talk", 2))
+    await engine_client.generate(turn("talk", 1))
+    await engine_client.generate(turn("talk", 2))
     assert (a.asked, b.asked) == (["talk", "talk"], ["talk", "talk"])
 
 
 PROMPT = tuple(range(40))
 
 
-async def asked_one_by_one(door: InferenceEngineClient, *prompts: tuple[int, ...]) -> list[asyncio.Task[Any]]:
+async def asked_one_by_one(engine_client: InferenceEngineClient, *prompts: tuple[int, ...]) -> list[asyncio.Task[Any]]:
     """A request for one sample of each prompt."""
     tasks = []
     for number, prompt in enumerate(prompts):
-        tasks.append(asyncio.create_task(door.generate(request(prompt, name=f"{number}"))))
+        tasks.append(asyncio.create_task(engine_client.generate(request(prompt, name=f"{number}"))))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     return tasks
@@ -191,9 +191,9 @@ async def asked_one_by_one(door: InferenceEngineClient, *prompts: tuple[int, ...
 
 async def test_samples_of_one_prompt_go_to_the_engine_that_computes_it() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
-    door = client(a, b)
+    engine_client = client(a, b)
     other = tuple(range(100, 140))
-    tasks = await asked_one_by_one(door, PROMPT, other, PROMPT, PROMPT, other, (*PROMPT, 7, 8))
+    tasks = await asked_one_by_one(engine_client, PROMPT, other, PROMPT, PROMPT, other, (*PROMPT, 7, 8))
     assert (a.asked, b.asked) == (["0", "2", "3", "5"], ["1", "4"])
     a.go.set()
     b.go.set()
@@ -202,8 +202,8 @@ async def test_samples_of_one_prompt_go_to_the_engine_that_computes_it() -> None
 
 async def test_an_overloaded_engine_gets_no_more_samples_for_its_cached_prefix() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
-    door = client(a, b)
-    tasks = await asked_one_by_one(door, *[PROMPT] * 40)
+    engine_client = client(a, b)
+    tasks = await asked_one_by_one(engine_client, *[PROMPT] * 40)
     assert a.asked[:16] == [str(number) for number in range(16)]
     assert (len(a.asked), len(b.asked)) == (20, 20)  # from then on the other one has it, too
     a.go.set()
@@ -216,14 +216,14 @@ async def test_what_was_cached_before_new_weights_is_forgotten_unless_it_is_kept
     in_flight: InFlight, chosen: list[str]
 ) -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
-    door = client(a, b)
-    door._in_flight = in_flight
+    engine_client = client(a, b)
+    engine_client._in_flight = in_flight
     a.go.set()
     b.go.set()
-    await asyncio.gather(*await asked_one_by_one(door, tuple(range(100, 140)), PROMPT))
+    await asyncio.gather(*await asked_one_by_one(engine_client, tuple(range(100, 140)), PROMPT))
     assert (a.asked, b.asked) == (["0"], ["1"])
-    await door.load_weights([weights("w"), weights("w")], 1)
-    await door.generate(request(PROMPT, name="1"))
+    await engine_client.load_weights([weights("w"), weights("w")], 1)
+    await engine_client.generate(request(PROMPT, name="1"))
     assert b.asked == ["1"] + (["1"] if in_flight == "keep" else [])
 
 
@@ -231,9 +231,9 @@ async def test_an_engine_that_queues_is_given_fewer_samples_and_the_others_take_
     a, b = SlowEngine("a"), SlowEngine("b")
     a.go.set()
     b.go.set()
-    door = client(a, b, max_num_seqs=8)
+    engine_client = client(a, b, max_num_seqs=8)
     a.busy, b.busy = EngineLoad(waiting=3), EngineLoad(waiting=0)
-    tasks = await asked_of(door, *[(f"first {n}", 1) for n in range(16)])
+    tasks = await asked_of(engine_client, *[(f"first {n}", 1) for n in range(16)])
     await asyncio.gather(*tasks)
     for _ in range(10):
         await asyncio.sleep(0)
@@ -243,7 +243,7 @@ async def test_an_engine_that_queues_is_given_fewer_samples_and_the_others_take_
     b.asked.clear()
     a.go.clear()
     b.go.clear()
-    tasks = await asked_of(door, *[(f"second {n}", 1) for n in range(16)])
+    tasks = await asked_of(engine_client, *[(f"second {n}", 1) for n in range(16)])
     assert len(a.asked) < len(b.asked) == 8
     a.go.set()
     b.go.set()
@@ -253,8 +253,8 @@ async def test_an_engine_that_queues_is_given_fewer_samples_and_the_others_take_
 async def test_a_single_engine_is_not_asked_for_its_load() -> None:
     a = SlowEngine("a")
     a.go.set()
-    door = client(a, max_num_seqs=8)
-    await asyncio.gather(*await asked_of(door, *[(f"{n}", 1) for n in range(16)]))
+    engine_client = client(a, max_num_seqs=8)
+    await asyncio.gather(*await asked_of(engine_client, *[(f"{n}", 1) for n in range(16)]))
     assert a.events == []
 
 
@@ -268,8 +268,8 @@ def test_the_oldest_conversations_are_forgotten() -> None:
 
 async def test_a_request_that_is_given_up_while_it_waits_takes_no_room() -> None:
     a = SlowEngine("a")
-    door = client(a, max_num_seqs=2)
-    first, waiting, third = await asked_of(door, ("1", 2), ("2", 2), ("3", 2))
+    engine_client = client(a, max_num_seqs=2)
+    first, waiting, third = await asked_of(engine_client, ("1", 2), ("2", 2), ("3", 2))
     waiting.cancel()
     a.go.set()
     await asyncio.gather(first, third)
@@ -278,30 +278,30 @@ async def test_a_request_that_is_given_up_while_it_waits_takes_no_room() -> None
 
 async def test_everything_else_goes_to_all_engines() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
-    door = client(a, b)
-    await door.pause()
-    await door.sleep()
-    await door.wake()
-    await door.load_weights([weights("for a"), weights("for b")], version=3)
-    await door.resume()
-    await door.add_adapter("name", shared((), rank=1, alpha=1.0))
-    await door.remove_adapter("name")
-    await door.close()
+    engine_client = client(a, b)
+    await engine_client.pause()
+    await engine_client.sleep()
+    await engine_client.wake()
+    await engine_client.load_weights([weights("for a"), weights("for b")], version=3)
+    await engine_client.resume()
+    await engine_client.add_adapter("name", shared((), rank=1, alpha=1.0))
+    await engine_client.remove_adapter("name")
+    await engine_client.close()
     assert a.events == b.events == ["pause", "sleep", "wake", "resume", "publish name", "unpublish name", "close"]
     assert (a.weights, b.weights) == (["for a"], ["for b"])
-    assert door.weight_version == 3
+    assert engine_client.weight_version == 3
 
 
 async def test_an_adapter_that_one_engine_refuses_is_published_on_none() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
-    door = client(a, b)
+    engine_client = client(a, b)
 
     async def refuse(name: str, adapter: Adapter) -> None:
         raise WeightSyncError("it does not fit")
 
     b.add_adapter = refuse  # type: ignore[method-assign]  # one engine fails
     with pytest.raises(WeightSyncError, match="it does not fit"):
-        await door.add_adapter("name", shared((), rank=1, alpha=1.0))
+        await engine_client.add_adapter("name", shared((), rank=1, alpha=1.0))
     assert (a.events, b.events) == (["publish name", "unpublish name"], [])
 
 
@@ -315,8 +315,8 @@ async def test_requests_of_a_dead_engine_are_drawn_elsewhere_from_the_same_keys(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
-    door = client(a, b)
-    tasks = await asked_of(door, ("1", 2), ("2", 2), ("3", 2))
+    engine_client = client(a, b)
+    tasks = await asked_of(engine_client, ("1", 2), ("2", 2), ("3", 2))
     a.fault = ProcessError("engine-0 died")
     with caplog.at_level(logging.WARNING):
         a.go.set()
@@ -324,8 +324,8 @@ async def test_requests_of_a_dead_engine_are_drawn_elsewhere_from_the_same_keys(
         answers = await asyncio.gather(*tasks)
     assert {answer[0].text for answer in answers} == {"b"}
     assert b.keys[-2:] == [keys("1", 2), keys("3", 2)]
-    assert door.in_service == (b,)
-    assert door.metrics == {"inference/engines_in_service": 1, "inference/engines_lost": 1}
+    assert engine_client.in_service == (b,)
+    assert engine_client.metrics == {"inference/engines_in_service": 1, "inference/engines_lost": 1}
     assert [record.message for record in caplog.records] == [  # once, for two requests
         "inference engine 0 is out of service, 1 left: engine-0 died"
     ]
@@ -333,8 +333,8 @@ async def test_requests_of_a_dead_engine_are_drawn_elsewhere_from_the_same_keys(
 
 async def test_the_last_engine_raises_what_killed_it_for_everyone_who_waits() -> None:
     a = SlowEngine("a")
-    door = client(a, max_num_seqs=2)
-    tasks = await asked_of(door, ("1", 2), ("2", 2))
+    engine_client = client(a, max_num_seqs=2)
+    tasks = await asked_of(engine_client, ("1", 2), ("2", 2))
     a.fault = ProcessLost("engine-0 died", "engine-0")
     a.go.set()
     outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
@@ -349,49 +349,49 @@ async def test_the_last_engine_raises_what_killed_it_for_everyone_who_waits() ->
 
 async def test_an_error_of_the_request_itself_is_not_tried_elsewhere() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
-    door = client(a, b)
+    engine_client = client(a, b)
     a.fault = RunError("prompt 'x' is empty")
     a.go.set()
     with pytest.raises(RunError, match="is empty"):
-        await door.generate(request((1,)))
-    assert (b.asked, door.in_service) == ([], (a, b))
+        await engine_client.generate(request((1,)))
+    assert (b.asked, engine_client.in_service) == ([], (a, b))
 
 
 async def test_an_engine_that_does_not_take_the_weights_that_others_took_is_lost() -> None:
     a, b, c = SlowEngine("a"), SlowEngine("b"), SlowEngine("c")
-    door = client(a, b, c)
+    engine_client = client(a, b, c)
     b.fault = WeightSyncError("b refuses")
-    await door.load_weights([weights("x")] * 3, version=1)
-    assert door.in_service == (a, c)
-    assert door.weight_version == 1
+    await engine_client.load_weights([weights("x")] * 3, version=1)
+    assert engine_client.in_service == (a, c)
+    assert engine_client.weight_version == 1
 
 
 async def test_weights_that_no_engine_takes_are_an_error_and_all_serve_on() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
-    door = client(a, b)
+    engine_client = client(a, b)
     a.fault = b.fault = WeightSyncError("x is missing")
     with pytest.raises(WeightSyncError, match="x is missing"):
-        await door.load_weights([weights("y")] * 2, version=1)
-    assert door.in_service == (a, b)
-    assert door.weight_version == 0
+        await engine_client.load_weights([weights("y")] * 2, version=1)
+    assert engine_client.in_service == (a, b)
+    assert engine_client.weight_version == 0
 
 
 async def test_the_engine_that_ended_is_named_and_not_the_one_that_missed_it() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
-    door = client(a, b)
+    engine_client = client(a, b)
     a.fault, b.fault = WeightSyncError("connection closed by peer"), ProcessError("b died")
     with pytest.raises(ProcessError, match="b died"):
-        await door.load_weights([weights("y")] * 2, version=1)
+        await engine_client.load_weights([weights("y")] * 2, version=1)
 
 
 async def test_engines_that_wait_for_one_that_died_are_told_and_awaited() -> None:
     a, b = WaitingEngine("a"), SlowEngine("b")
-    door = client(a, b)
+    engine_client = client(a, b)
     b.fault = ProcessError("b died")
     with pytest.raises(ProcessError, match="b died"):
-        await door.load_weights([weights("y")] * 2, version=1, abort=a.abort)
-    assert door.in_service == (a,)
-    await door.load_weights([weights("z")], version=1)
+        await engine_client.load_weights([weights("y")] * 2, version=1, abort=a.abort)
+    assert engine_client.in_service == (a,)
+    await engine_client.load_weights([weights("z")], version=1)
     assert a.weights == ["z"]
 
 
@@ -403,9 +403,9 @@ class WaitingEngine(SlowEngine):
         self.loop = asyncio.get_running_loop()
         self.aborted: asyncio.Future[str] = self.loop.create_future()
 
-    def abort(self, why: str) -> None:
+    def abort(self, reason: str) -> None:
         """From another thread."""
-        self.loop.call_soon_threadsafe(self.aborted.set_result, why)
+        self.loop.call_soon_threadsafe(self.aborted.set_result, reason)
 
     async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
         if not self.aborted.done():
@@ -415,55 +415,55 @@ class WaitingEngine(SlowEngine):
 
 async def test_engines_with_different_weights_are_an_error() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
-    door = client(a, b)
+    engine_client = client(a, b)
     b.weight_version = 1
     with pytest.raises(WeightSyncError, match=r"versions \[0, 1\]"):
-        _ = door.weight_version
+        _ = engine_client.weight_version
 
 
 async def test_engines_can_be_looked_at_while_no_request_comes_through() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
     a.go.set()
-    door = client(a, b)
-    await door.pause()
-    (waiting,) = await asked_of(door, ("outside", 1))
+    engine_client = client(a, b)
+    await engine_client.pause()
+    (waiting,) = await asked_of(engine_client, ("outside", 1))
 
     async def look(engines: Mapping[int, InferenceEngine]) -> int:
         await engines[0].generate(request((1,), name="inside"))
         return len(engines)
 
-    assert await door.inspect(look) == 2
+    assert await engine_client.inspect(look) == 2
     assert (a.asked, b.asked) == (["inside"], [])
     assert a.events == b.events == ["pause", "resume", "pause"]
-    await door.resume()
+    await engine_client.resume()
     await waiting
     assert a.asked == ["inside", "outside"]
 
 
 async def test_weights_that_are_gone_with_the_memory_are_missed_until_they_are_loaded() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
-    door = client(a, b)
-    await door.pause()
-    await door.sleep()
-    assert door.holds_weights
+    engine_client = client(a, b)
+    await engine_client.pause()
+    await engine_client.sleep()
+    assert engine_client.holds_weights
     b.forgets = True
-    await door.sleep()
-    assert not door.holds_weights
-    await door.load_weights([weights("w"), weights("w")], 1)
-    assert door.holds_weights
+    await engine_client.sleep()
+    assert not engine_client.holds_weights
+    await engine_client.load_weights([weights("w"), weights("w")], 1)
+    assert engine_client.holds_weights
 
 
 async def test_a_sample_that_stands_still_in_an_engine_that_is_lost_is_drawn_elsewhere() -> None:
     """The engine is alive, but does not take new weights: nobody will resume it."""
     a, b = SlowEngine("a"), SlowEngine("b")
     b.go.set()
-    door = client(a, b)
-    (frozen,) = await asked_of(door, ("x", 1))
+    engine_client = client(a, b)
+    (frozen,) = await asked_of(engine_client, ("x", 1))
     assert a.asked == ["x"]
-    await door.pause()
+    await engine_client.pause()
     a.fault = WeightSyncError("a half of them")
-    await door.load_weights([weights("w"), weights("w")], 1)
-    await door.resume()
+    await engine_client.load_weights([weights("w"), weights("w")], 1)
+    await engine_client.resume()
     assert (await frozen)[0].text == "b"
     assert a.keys == b.keys
 
@@ -481,61 +481,61 @@ async def test_an_engine_that_dies_while_it_is_looked_at_is_lost_and_the_others_
     a, b = SlowEngine("a"), SlowEngine("b")
     a.go.set()
     b.go.set()
-    door = client(a, b)
-    await door.pause()
+    engine_client = client(a, b)
+    await engine_client.pause()
 
     async def look(engines: Mapping[int, InferenceEngine]) -> dict[int, str]:
         a.fault = ProcessError("engine-0 died")
         return {number: (await engine.generate(request((1,))))[0].text for number, engine in engines.items()}
 
-    assert await door.inspect(look) == {1: "b"}
-    assert door.in_service == (b,)
+    assert await engine_client.inspect(look) == {1: "b"}
+    assert engine_client.in_service == (b,)
 
 
 async def test_an_engine_that_fails_only_where_it_is_looked_at_is_lost() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
-    door = client(a, b)
-    await door.pause()
+    engine_client = client(a, b)
+    await engine_client.pause()
 
     async def look(engines: Mapping[int, InferenceEngine]) -> tuple[int, ...]:
         if 0 in engines:
             raise EngineFailed(0, ProcessError("it answers no samples"))
         return tuple(engines)
 
-    assert await door.inspect(look) == (1,)
-    assert door.in_service == (b,)
+    assert await engine_client.inspect(look) == (1,)
+    assert engine_client.in_service == (b,)
 
 
 async def test_the_last_engine_that_fails_where_it_is_looked_at_ends_the_run_with_its_error() -> None:
     a = SlowEngine("a")
-    door = client(a)
-    await door.pause()
+    engine_client = client(a)
+    await engine_client.pause()
 
     async def look(engines: Mapping[int, InferenceEngine]) -> None:
         raise EngineFailed(0, ProcessError("it answers no samples"))
 
     with pytest.raises(ProcessError, match=r"it answers no samples\. No engine is left") as caught:
-        await door.inspect(look)
+        await engine_client.inspect(look)
     assert type(caught.value) is ProcessError
     assert a.events == ["pause", "resume", "pause"]
 
 
 async def test_an_error_of_a_look_at_engines_that_live_is_raised() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
-    door = client(a, b)
-    await door.pause()
+    engine_client = client(a, b)
+    await engine_client.pause()
 
     async def look(engines: Mapping[int, InferenceEngine]) -> None:
         raise ProcessError("policy-0 died")
 
     with pytest.raises(ProcessError, match="policy-0 died"):
-        await door.inspect(look)
-    assert door.in_service == (a, b)
+        await engine_client.inspect(look)
+    assert engine_client.in_service == (a, b)
 
 
 async def test_an_engine_that_dies_while_all_are_paused_is_lost() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
-    door = client(a, b)
+    engine_client = client(a, b)
     a.fault = ProcessError("engine-0 died")
-    await door.pause()
-    assert door.in_service == (b,)
+    await engine_client.pause()
+    assert engine_client.in_service == (b,)

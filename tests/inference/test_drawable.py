@@ -31,7 +31,7 @@ class Vocabulary:
         self.ids = ids
 
     def get_vocab(self) -> dict[str, int]:
-        return {str(each): each for each in self.ids}
+        return {str(token_id): token_id for token_id in self.ids}
 
 
 @pytest.mark.parametrize(
@@ -81,16 +81,18 @@ async def test_the_torch_engine_draws_tokens_alone_and_agrees_with_the_learner(d
     model = nano_model(vocab_size=TOKENS + 20)
     favoured(model)
     engine = TorchEngine(model, nano_tokenizer(), max_num_seqs=16, deterministic=deterministic)
-    asked = [request(prompt, count=4, temperature=t) for prompt in prompts(3, 20) for t in (0.0, 1.0)]
-    groups = await asyncio.gather(*map(engine.generate, asked))
+    requests = [request(prompt, count=4, temperature=t) for prompt in prompts(3, 20) for t in (0.0, 1.0)]
+    groups = await asyncio.gather(*map(engine.generate, requests))
     await engine.close()
     phantom_mass = []
-    for one, group in zip(asked, groups, strict=True):
-        for each in group:
-            assert max(each.token_ids) < TOKENS
-            learner = full_forward_logprobs(model, one.prompt_ids, each, one.sampling.temperature or 1.0)
-            torch.testing.assert_close(torch.tensor(each.logprobs), learner, atol=1e-4, rtol=0)
-            ids = torch.tensor([[*one.prompt_ids, *each.token_ids]])
+    for generation_request, group in zip(requests, groups, strict=True):
+        for completion in group:
+            assert max(completion.token_ids) < TOKENS
+            learner = full_forward_logprobs(
+                model, generation_request.prompt_ids, completion, generation_request.sampling.temperature or 1.0
+            )
+            torch.testing.assert_close(torch.tensor(completion.logprobs), learner, atol=1e-4, rtol=0)
+            ids = torch.tensor([[*generation_request.prompt_ids, *completion.token_ids]])
             phantom_mass.append(model(ids).logits.softmax(-1)[..., TOKENS:].sum(-1).mean().item())
     assert max(phantom_mass) > 0.3, "they would have been drawn"
 
@@ -106,11 +108,11 @@ def test_a_sampler_of_vllm_leaves_them_out_after_the_log_probabilities_are_known
     sampler: Any = Sampler()
     report_tempered_logprobs(sampler, Drawable.of(Vocabulary(0, 2)))
     logits = torch.tensor([[1.0, 5.0, 2.0, 7.0]])
-    for wanted in (0, None):
-        metadata = SimpleNamespace(max_num_logprobs=wanted, temperature=None)
+    for max_num_logprobs in (0, None):
+        metadata = SimpleNamespace(max_num_logprobs=max_num_logprobs, temperature=None)
         tokens, scores = sampler.sample(logits.clone(), metadata)
         assert tokens.tolist() == [2]
-        if wanted is not None:
+        if max_num_logprobs is not None:
             torch.testing.assert_close(scores, logits.log_softmax(-1))
 
 

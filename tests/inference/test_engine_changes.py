@@ -39,10 +39,14 @@ class Desk:
 async def test_an_added_engine_serves_with_the_next_weights(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     assert await desk.asks("add") == "engine 2 is starting; it serves from the next weight transfer on"
-    assert [each.state for each in desk.client.states] == ["serving", "serving", "starting"]
+    assert [engine.state for engine in desk.client.states] == ["serving", "serving", "starting"]
     await desk.starts.ended()
     await desk.changes.handle_requests()
-    assert [each.state for each in EngineList.read(tmp_path).engines] == ["serving", "serving", "waiting for weights"]
+    assert [engine.state for engine in EngineList.read(tmp_path).engines] == [
+        "serving",
+        "serving",
+        "waiting for weights",
+    ]
     assert (names(desk.client), desk.new.events) == (["a", "b"], [])
     await publish(desk.client, version=1)
     assert (names(desk.client), desk.new.weights, desk.starts.numbers) == (["a", "b", "new"], ["for 2"], [2])
@@ -120,7 +124,7 @@ async def test_an_engine_that_cannot_be_added_leaves_the_others_as_they_are(tmp_
     await publish(desk.client, version=1)
     await desk.changes.handle_requests()
     assert desk.said()[-1] == "engine 2 could not be started: no room"
-    assert [each.number for each in EngineList.read(tmp_path).engines] == [0, 1]
+    assert [engine.number for engine in EngineList.read(tmp_path).engines] == [0, 1]
 
 
 async def test_requests_to_an_earlier_session_are_forgotten(tmp_path: Path) -> None:
@@ -136,11 +140,11 @@ async def test_the_command_lists_engines_and_leaves_requests_for_a_running_run(
 ) -> None:
     desk = Desk(tmp_path)
     assert await desk.asks("drain") == "engine 1 finished its samples and was removed"
-    over, *shown = CliRunner().invoke(command, ["list", str(tmp_path)]).output.splitlines()
+    over, *lines = CliRunner().invoke(command, ["list", str(tmp_path)]).output.splitlines()
     assert over == f"{tmp_path} is not running: its engines are gone. Their last states:"
-    assert shown[1].split() == ["0", "serving", "0", "0"]
-    assert shown[2] == "engines allowed: 1 to 3"
-    assert shown[3].endswith("drain an engine: engine 1 finished its samples and was removed")
+    assert lines[1].split() == ["0", "serving", "0", "0"]
+    assert lines[2] == "engines allowed: 1 to 3"
+    assert lines[3].endswith("drain an engine: engine 1 finished its samples and was removed")
     ended = CliRunner().invoke(command, ["add", str(tmp_path)])
     assert isinstance(ended.exception, UserError)
     assert "is not running" in str(ended.exception)
@@ -151,7 +155,7 @@ async def test_the_command_lists_engines_and_leaves_requests_for_a_running_run(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["add", "RUN", "3"], "Got unexpected extra argument"),
         (["list", "RUN", "3"], "Got unexpected extra argument"),
@@ -159,10 +163,10 @@ async def test_the_command_lists_engines_and_leaves_requests_for_a_running_run(
         (["drain", "RUN", "1", "--count", "2"], "--count works only without engine numbers"),
     ],
 )
-def test_arguments_that_would_be_ignored_are_refused(tmp_path: Path, words: list[str], said: str) -> None:
+def test_arguments_that_would_be_ignored_are_refused(tmp_path: Path, words: list[str], message: str) -> None:
     Desk(tmp_path).changes._write()
-    done = CliRunner().invoke(command, [str(tmp_path) if word == "RUN" else word for word in words])
-    assert done.exit_code != 0 and said in f"{done.output}{done.exception}"
+    result = CliRunner().invoke(command, [str(tmp_path) if word == "RUN" else word for word in words])
+    assert result.exit_code != 0 and message in f"{result.output}{result.exception}"
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"least": 1, "most": 2, "engines": [{"rank": 1}], "answers": []}', "{"])

@@ -74,17 +74,17 @@ def engine_of(kind: str, folder: Path) -> InferenceEngine:
 
 
 @asynccontextmanager
-async def held(kind: str, folder: Path, *asked: GenerationRequest, after: int) -> AsyncIterator[Held]:
+async def held(kind: str, folder: Path, *requests: GenerationRequest, after: int) -> AsyncIterator[Held]:
     """The engine held in front of a step, `after` steps into these requests. However the block ends, the engine runs
     freely and takes work when it is left, and nothing of the block is still running.
     """
     engine = engine_of(kind, folder)
     steps = ENGINES[kind][1]
     steps.hold(after=0 if kind in SERVERS else after)
-    running = [asyncio.create_task(engine.generate(one)) for one in asked]
+    running = [asyncio.create_task(engine.generate(generation_request)) for generation_request in requests]
     try:
         if kind in SERVERS:  # samples are requests of their own there, and none may be late
-            await waiting_at(kind, sum(len(one.keys) for one in asked))
+            await waiting_at(kind, sum(len(generation_request.keys) for generation_request in requests))
             steps.hold(after=after)
         await steps.held()
         yield Held(engine, steps, running)
@@ -108,22 +108,22 @@ every = pytest.mark.parametrize("kind", ["torch", *OTHERS])
 other = pytest.mark.parametrize("kind", OTHERS)
 
 
-async def draw(kind: str, folder: Path, *asked: GenerationRequest) -> list[tuple[Completion, ...]]:
-    return list(await asyncio.gather(*map(engine_of(kind, folder).generate, asked)))
+async def draw(kind: str, folder: Path, *requests: GenerationRequest) -> list[tuple[Completion, ...]]:
+    return list(await asyncio.gather(*map(engine_of(kind, folder).generate, requests)))
 
 
 def agree(one: list[tuple[Completion, ...]], other: list[tuple[Completion, ...]]) -> None:
     """The same but for the rounding of log-probabilities."""
-    for ours, theirs in zip(sum(one, ()), sum(other, ()), strict=True):
-        assert attrs.evolve(ours, logprobs=()) == attrs.evolve(theirs, logprobs=())
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+    for completion, other_completion in zip(sum(one, ()), sum(other, ()), strict=True):
+        assert attrs.evolve(completion, logprobs=()) == attrs.evolve(other_completion, logprobs=())
+        assert completion.logprobs == pytest.approx(other_completion.logprobs, abs=1e-4)
 
 
-async def draw_by_torch(folder: Path, *asked: GenerationRequest) -> list[tuple[Completion, ...]]:
+async def draw_by_torch(folder: Path, *requests: GenerationRequest) -> list[tuple[Completion, ...]]:
     """What the torch engine draws, which is asked once for all kinds that are compared with it."""
-    key = repr(asked)
+    key = repr(requests)
     if key not in DRAWN:
-        DRAWN[key] = await draw("torch", folder, *asked)
+        DRAWN[key] = await draw("torch", folder, *requests)
     return DRAWN[key]
 
 
@@ -132,59 +132,70 @@ GREEDY = [request(prompt, temperature=0.0, max_generate_length=80) for prompt in
 
 @other
 def test_engines_draw_the_same_greedy_completions(host: Host, folder: Path, kind: str) -> None:
-    ours, theirs = host.run(draw_by_torch, folder, *GREEDY), host.run(draw, kind, folder, *GREEDY)
-    agree(ours, theirs)
-    said = sum(ours, ())
-    assert {completion.stop_reason for completion in said} == {"stop", "length"}
-    ends = {completion.token_ids[-1] for completion in said if completion.stop_reason == "stop"}
+    expected, actual = host.run(draw_by_torch, folder, *GREEDY), host.run(draw, kind, folder, *GREEDY)
+    agree(expected, actual)
+    completions = sum(expected, ())
+    assert {completion.stop_reason for completion in completions} == {"stop", "length"}
+    ends = {completion.token_ids[-1] for completion in completions if completion.stop_reason == "stop"}
     assert SECOND_EOS in ends  # and such a token stays in the ids
 
 
 @other
 def test_engines_stop_at_the_same_stop_strings(host: Host, folder: Path, kind: str) -> None:
-    asked = []
-    for one, said in zip(GREEDY, host.run(draw_by_torch, folder, *GREEDY), strict=True):
-        pairs = [said[0].text[at : at + 2] for at in range(2, len(said[0].text) - 2)]
+    requests = []
+    for generation_request, completions in zip(GREEDY, host.run(draw_by_torch, folder, *GREEDY), strict=True):
+        pairs = [completions[0].text[at : at + 2] for at in range(2, len(completions[0].text) - 2)]
         stops = tuple(pair for pair in pairs if pair.isascii() and pair.isprintable())[:1]
         sampling = SamplingParams(temperature=0.0, max_generate_length=80, stop=(*stops, "nowhere"))
-        asked.append(attrs.evolve(one, sampling=sampling))
-    ours, theirs = host.run(draw_by_torch, folder, *asked), host.run(draw, kind, folder, *asked)
-    agree(ours, theirs)
-    stopped = [c.text for c, one in zip(sum(ours, ()), asked, strict=True) if c.text.endswith(one.sampling.stop or ())]
+        requests.append(attrs.evolve(generation_request, sampling=sampling))
+    expected, actual = host.run(draw_by_torch, folder, *requests), host.run(draw, kind, folder, *requests)
+    agree(expected, actual)
+    stopped = [
+        c.text
+        for c, generation_request in zip(sum(expected, ()), requests, strict=True)
+        if c.text.endswith(generation_request.sampling.stop or ())
+    ]
     assert len(stopped) >= 6
 
 
 @other
 def test_engines_apply_a_repetition_penalty_alike(host: Host, folder: Path, kind: str) -> None:
-    asked = [request(p, temperature=0.0, repetition_penalty=1.7) for p in prompts(4, 9)]
-    agree(host.run(draw_by_torch, folder, *asked), host.run(draw, kind, folder, *asked))
+    requests = [request(p, temperature=0.0, repetition_penalty=1.7) for p in prompts(4, 9)]
+    agree(host.run(draw_by_torch, folder, *requests), host.run(draw, kind, folder, *requests))
 
 
 @other
 def test_engines_apply_a_frequency_penalty_alike(host: Host, folder: Path, kind: str) -> None:
     plain = [request(p, greedy=True, max_generate_length=40) for p in prompts(4, 9)]
-    asked = [request(p, greedy=True, max_generate_length=40, frequency_penalty=1.2) for p in prompts(4, 9)]
-    ours = host.run(draw_by_torch, folder, *asked)
-    agree(ours, host.run(draw, kind, folder, *asked))
+    requests = [request(p, greedy=True, max_generate_length=40, frequency_penalty=1.2) for p in prompts(4, 9)]
+    expected = host.run(draw_by_torch, folder, *requests)
+    agree(expected, host.run(draw, kind, folder, *requests))
     repeated = [max(map(c.token_ids.count, c.token_ids)) for c in sum(host.run(draw_by_torch, folder, *plain), ())]
-    assert max(max(map(c.token_ids.count, c.token_ids)) for c in sum(ours, ())) < max(repeated)
+    assert max(max(map(c.token_ids.count, c.token_ids)) for c in sum(expected, ())) < max(repeated)
 
 
 @other
 def test_engines_stop_at_the_same_tokens(host: Host, folder: Path, kind: str) -> None:
     longest = sum(host.run(draw_by_torch, folder, *GREEDY), ())
     ends = tuple(c.token_ids[min(5, len(c.token_ids) - 1)] for c in longest[:4])
-    asked = [
-        request(one.prompt_ids, greedy=True, max_generate_length=80, stop_token_ids=ends if place % 2 else ends[:1])
-        for place, one in enumerate(GREEDY)
+    requests = [
+        request(
+            generation_request.prompt_ids,
+            greedy=True,
+            max_generate_length=80,
+            stop_token_ids=ends if index % 2 else ends[:1],
+        )
+        for index, generation_request in enumerate(GREEDY)
     ]
-    ours, theirs = host.run(draw_by_torch, folder, *asked), host.run(draw, kind, folder, *asked)
-    agree(ours, theirs)
-    said = [
-        c for c, one in zip(sum(ours, ()), asked, strict=True) if c.token_ids[-1] in (one.sampling.stop_token_ids or ())
+    expected, actual = host.run(draw_by_torch, folder, *requests), host.run(draw, kind, folder, *requests)
+    agree(expected, actual)
+    stopped = [
+        c
+        for c, generation_request in zip(sum(expected, ()), requests, strict=True)
+        if c.token_ids[-1] in (generation_request.sampling.stop_token_ids or ())
     ]
-    assert len(said) >= 4
-    assert all(completion.stop_reason == "stop" for completion in said)
+    assert len(stopped) >= 4
+    assert all(completion.stop_reason == "stop" for completion in stopped)
 
 
 @other
@@ -193,21 +204,23 @@ def test_no_completion_ends_before_its_least_length(host: Host, folder: Path, ki
     assert any(completion.stop_reason == "stop" and len(completion.token_ids) < 40 for completion in free)
     stop = next(letter for c in free for letter in c.text[2:30] if letter.isascii() and letter.isprintable())
     more: list[dict[str, Any]] = [{}, {"stop": (stop,)}, {"stop_token_ids": (free[0].token_ids[0],)}]
-    asked = [
-        request(one.prompt_ids, greedy=True, max_generate_length=60, min_new_tokens=40, **more[place % 3])
-        for place, one in enumerate(GREEDY)
+    requests = [
+        request(
+            generation_request.prompt_ids, greedy=True, max_generate_length=60, min_new_tokens=40, **more[index % 3]
+        )
+        for index, generation_request in enumerate(GREEDY)
     ]
-    ours, theirs = host.run(draw_by_torch, folder, *asked), host.run(draw, kind, folder, *asked)
-    agree(ours, theirs)
-    assert all(len(completion.token_ids) >= 40 for completion in sum(ours, ()))
-    assert len({len(completion.token_ids) for completion in sum(ours, ())}) > 1
+    expected, actual = host.run(draw_by_torch, folder, *requests), host.run(draw, kind, folder, *requests)
+    agree(expected, actual)
+    assert all(len(completion.token_ids) >= 40 for completion in sum(expected, ()))
+    assert len({len(completion.token_ids) for completion in sum(expected, ())}) > 1
 
 
 @every
 def test_prompt_and_completion_together_have_a_limit(host: Host, folder: Path, kind: str) -> None:
     short, full = prompts(15, 20)
-    asked = [request(one, greedy=True, max_tokens=20, max_generate_length=60) for one in (short, full)]
-    (five,), (none,) = host.run(draw, kind, folder, *asked)
+    requests = [request(prompt, greedy=True, max_tokens=20, max_generate_length=60) for prompt in (short, full)]
+    (five,), (none,) = host.run(draw, kind, folder, *requests)
     assert (len(five.token_ids), five.stop_reason) == (5, "length")
     assert (none.token_ids, none.stop_reason) == ((), "length")
 
@@ -227,40 +240,42 @@ def test_greedy_is_temperature_zero(host: Host, folder: Path, kind: str) -> None
 def test_logprobs_are_those_of_the_tempered_softmax_before_any_cut(
     host: Host, folder: Path, kind: str, sampling: dict[str, Any]
 ) -> None:
-    asked = [request(p, count=3, **sampling) for p in prompts(4, 11)]  # one batch, so greedy rows beside tempered ones
-    mixed = [*asked, request(prompts(6)[0], temperature=0.0)]
+    requests = [
+        request(p, count=3, **sampling) for p in prompts(4, 11)
+    ]  # one batch, so greedy rows beside tempered ones
+    mixed = [*requests, request(prompts(6)[0], temperature=0.0)]
     model = small_model()
-    for one, completions in zip(mixed, host.run(draw, kind, folder, *mixed), strict=True):
+    for generation_request, completions in zip(mixed, host.run(draw, kind, folder, *mixed), strict=True):
         for completion in completions:
-            temperature = one.sampling.temperature or 1.0
-            expected = full_forward_logprobs(model, one.prompt_ids, completion, temperature)
+            temperature = generation_request.sampling.temperature or 1.0
+            expected = full_forward_logprobs(model, generation_request.prompt_ids, completion, temperature)
             assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 @every
 def test_a_sample_draws_the_same_whatever_runs_beside_it(host: Host, folder: Path, kind: str) -> None:
-    asked = request(prompts(7)[0], count=3)
-    alone = host.run(draw, kind, folder, asked)
+    generation_request = request(prompts(7)[0], count=3)
+    unbatched = host.run(draw, kind, folder, generation_request)
     others = [request(p, count=2) for p in prompts(5, 9)]
-    (among, *_) = host.run(draw, kind, folder, asked, *others)
-    assert [c.token_ids for c in among] == [c.token_ids for c in alone[0]]
+    (among, *_) = host.run(draw, kind, folder, generation_request, *others)
+    assert [c.token_ids for c in among] == [c.token_ids for c in unbatched[0]]
     assert len({c.token_ids for c in among}) == 3  # each sample has draws of its own
 
 
 @every
 def test_each_key_gets_its_completion_in_order(host: Host, folder: Path, kind: str) -> None:
-    asked = request(prompts(7)[0], count=5)
-    (whole,) = host.run(draw, kind, folder, asked)
-    turned = attrs.evolve(asked, keys=tuple(reversed(keys("of 7 tokens", 5))))
+    generation_request = request(prompts(7)[0], count=5)
+    (forwards,) = host.run(draw, kind, folder, generation_request)
+    turned = attrs.evolve(generation_request, keys=tuple(reversed(keys("of 7 tokens", 5))))
     (backwards,) = host.run(draw, kind, folder, turned)
-    assert [c.token_ids for c in backwards] == [c.token_ids for c in reversed(whole)]
+    assert [c.token_ids for c in backwards] == [c.token_ids for c in reversed(forwards)]
 
 
 @every
 def test_the_model_ends_where_its_longest_sequence_ends(host: Host, folder: Path, kind: str) -> None:
     nearly, full = prompts(91, 96)
-    asked = [request(nearly, temperature=0.0), request(full)]
-    (five,), (none,) = host.run(draw, kind, folder, *asked)
+    requests = [request(nearly, temperature=0.0), request(full)]
+    (five,), (none,) = host.run(draw, kind, folder, *requests)
     assert (len(five.token_ids), five.stop_reason) == (5, "length")
     assert (none.token_ids, none.text, none.stop_reason) == ((), "", "length")
 
@@ -279,8 +294,8 @@ async def work_around_a_pause(kind: str, folder: Path) -> list[Any]:
     """Tokens of a request that ran when the engine was paused, whether a later one has run before `resume`, and tokens
     of that one.
     """
-    asked = request((1, 2), max_generate_length=60, min_new_tokens=60)
-    async with held(kind, folder, asked, after=5) as scene:
+    generation_request = request((1, 2), max_generate_length=60, min_new_tokens=60)
+    async with held(kind, folder, generation_request, after=5) as scene:
         pausing = await begun(scene.engine.pause())
         waiting = await begun(scene.engine.generate(request((3, 4), min_new_tokens=12)))
         scene.steps.release()
@@ -391,8 +406,8 @@ def test_after_new_weights_nothing_computed_with_the_old_ones_is_left(host: Host
     before, new, restored = host.run(load_and_restore, kind, folder)
     model = small_model()
     changed(model, seed=5)
-    for asked, (completion,) in zip(GREEDY[:3], new, strict=True):
-        expected = full_forward_logprobs(model, asked.prompt_ids, completion, 1.0)
+    for generation_request, (completion,) in zip(GREEDY[:3], new, strict=True):
+        expected = full_forward_logprobs(model, generation_request.prompt_ids, completion, 1.0)
         assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
     versions = [{*c.weight_versions} for group in (before, new, restored) for (c,) in group]
     (first,), (second,), (third,) = versions[0], versions[3], versions[6]
@@ -402,8 +417,8 @@ def test_after_new_weights_nothing_computed_with_the_old_ones_is_left(host: Host
 
 async def give_up(kind: str, folder: Path) -> tuple[bool, int]:
     """Whether a request of 90 steps was cancelled after 10, and the steps that the engine took for it in all."""
-    asked = request((1,), count=4, max_generate_length=90, min_new_tokens=90)
-    async with held(kind, folder, asked, after=10) as scene:
+    generation_request = request((1,), count=4, max_generate_length=90, min_new_tokens=90)
+    async with held(kind, folder, generation_request, after=10) as scene:
         before = scene.steps.taken - 10
         scene.running[0].cancel()
         await asyncio.gather(*scene.running, return_exceptions=True)
@@ -424,8 +439,8 @@ def test_a_request_that_nobody_waits_for_is_given_up(host: Host, folder: Path, k
 async def heard_while_held(kind: str, folder: Path) -> tuple[list[NewTokens], list[NewTokens], tuple[Completion, ...]]:
     """Tokens that were reported while the engine stood in front of a step, all that were reported, and the answer."""
     heard: list[NewTokens] = []
-    asked = request((1, 2), count=2, max_generate_length=60, min_new_tokens=60)
-    async with held(kind, folder, attrs.evolve(asked, on_tokens=heard.append), after=12) as scene:
+    generation_request = request((1, 2), count=2, max_generate_length=60, min_new_tokens=60)
+    async with held(kind, folder, attrs.evolve(generation_request, on_tokens=heard.append), after=12) as scene:
         async with asyncio.timeout(120):
             while {new.index for new in heard} != {0, 1}:
                 await asyncio.sleep(0.01)
@@ -481,24 +496,24 @@ async def interrupt(kind: str, folder: Path, in_flight: InFlight, seed: int | No
 def test_samples_that_stand_still_for_a_moment_are_what_they_would_have_been(
     host: Host, folder: Path, kind: str, in_flight: InFlight
 ) -> None:
-    whole = host.run(draw, kind, folder, *LONG)
+    expected = host.run(draw, kind, folder, *LONG)
     agree(
-        [_unversioned(one) for one in host.run(interrupt, kind, folder, in_flight, None)],
-        list(map(_unversioned, whole)),
+        [_unversioned(completions) for completions in host.run(interrupt, kind, folder, in_flight, None)],
+        list(map(_unversioned, expected)),
     )
 
 
 def _unversioned(completions: tuple[Completion, ...]) -> tuple[Completion, ...]:
-    return tuple(attrs.evolve(each, weight_versions=()) for each in completions)
+    return tuple(attrs.evolve(completion, weight_versions=()) for completion in completions)
 
 
 def _by_version(
-    model: Any, asked: GenerationRequest, completion: Completion, version: int
+    model: Any, generation_request: GenerationRequest, completion: Completion, version: int
 ) -> tuple[list[float], list[float]]:
     """Log-probabilities of the tokens of a version: the engine's, and those of a fresh forward pass of `model`."""
-    fresh = full_forward_logprobs(model, asked.prompt_ids, completion, 1.0).tolist()
-    places = [place for place, drawn in enumerate(completion.weight_versions) if drawn == version]
-    return [completion.logprobs[place] for place in places], [fresh[place] for place in places]
+    fresh = full_forward_logprobs(model, generation_request.prompt_ids, completion, 1.0).tolist()
+    positions = [position for position, drawn in enumerate(completion.weight_versions) if drawn == version]
+    return [completion.logprobs[position] for position in positions], [fresh[position] for position in positions]
 
 
 @pytest.mark.sampled(6)
@@ -511,15 +526,15 @@ def test_samples_go_on_under_new_weights_and_every_token_knows_which(
     old, new = small_model(), small_model()
     changed(new, seed=5)
     apart = 0.0
-    for asked, completions in zip(LONG, answers, strict=True):
+    for generation_request, completions in zip(LONG, answers, strict=True):
         for completion in completions:
             versions = completion.weight_versions
             assert list(versions) == sorted(versions)
             first, *_, last = sorted(set(versions))
             assert first < last, "it was interrupted"
-            ours, fresh = _by_version(old, asked, completion, first)
+            ours, fresh = _by_version(old, generation_request, completion, first)
             assert ours == pytest.approx(fresh, abs=1e-4)
-            ours, fresh = _by_version(new, asked, completion, last)
+            ours, fresh = _by_version(new, generation_request, completion, last)
             apart = max(apart, *(abs(one - other) for one, other in zip(ours, fresh, strict=True)))
     assert apart < 1e-4 if in_flight == "recompute" else apart > 1e-2
 
@@ -552,13 +567,13 @@ async def close_while_paused(kind: str, folder: Path) -> list[str]:
     await engine.pause()
     waiting = await begun(engine.generate(request((1, 2))))
     await engine.close()
-    said = []
+    messages = []
     for call in (waiting, engine.generate(request((1, 2)))):
         try:
             await asyncio.wait_for(call, 30)
         except RunError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 @pytest.mark.sampled(3)

@@ -28,9 +28,9 @@ def reciting(text: str, *, prompt_length: int) -> Any:
 
     def recite(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         prefill = torch.full((len(output.logits), 1), prompt_length - 1)
-        places = kwargs.get("position_ids", prefill)[:, 0] + 1 - prompt_length
+        positions = kwargs.get("position_ids", prefill)[:, 0] + 1 - prompt_length
         output.logits.fill_(-50.0)
-        output.logits[torch.arange(len(places)), -1, torch.tensor(script)[places]] = 50.0
+        output.logits[torch.arange(len(positions)), -1, torch.tensor(script)[positions]] = 50.0
         return output
 
     model.register_forward_hook(recite, with_kwargs=True)
@@ -64,19 +64,19 @@ A, B = ids("ab")
 @pytest.mark.parametrize("ends", ["end token", "stop text", "stop token"])
 async def test_the_token_after_the_minimum_is_the_first_that_may_end(ends: str, least: int) -> None:
     """The model wants to end at once. Rows with another minimum are in the same batch."""
-    wanted = {"end token": EOS, "stop text": B, "stop token": B}[ends]
-    model = always({wanted: 9.0, A: 5.0})
+    final_token = {"end token": EOS, "stop text": B, "stop token": B}[ends]
+    model = always({final_token: 9.0, A: 5.0})
     stops: dict[str, dict[str, Any]] = {"stop text": {"stop": ("b",)}, "stop token": {"stop_token_ids": (B,)}}
     engine = engine_for(model)
-    said = await asyncio.gather(
+    answers = await asyncio.gather(
         *(
             engine.generate(request((1, 2, 3), name=str(n), min_new_tokens=n, temperature=0.0, **stops.get(ends, {})))
             for n in (0, least, 3)
         )
     )
-    for (completion,), n in zip(said, (0, least, 3), strict=True):
+    for (completion,), n in zip(answers, (0, least, 3), strict=True):
         before = B if ends == "stop text" else A  # letters may be drawn, but complete no stop text
-        assert completion.token_ids == (before,) * n + (wanted,)
+        assert completion.token_ids == (before,) * n + (final_token,)
         assert completion.stop_reason == "stop"
 
 
@@ -103,25 +103,25 @@ async def test_penalties_count_what_they_are_defined_by(
     frequency: float, repetition: float, prompt: tuple[int, ...]
 ) -> None:
     settings: dict[str, Any] = {"frequency_penalty": frequency, "repetition_penalty": repetition, "temperature": 0.0}
-    asked = request(prompt, max_generate_length=10, **settings)
-    (said,) = await engine_for(always({A: 2.0, B: 1.0})).generate(asked)
-    assert said.token_ids == by_hand(prompt, 10, frequency=frequency, repetition=repetition)
+    generation_request = request(prompt, max_generate_length=10, **settings)
+    (completion,) = await engine_for(always({A: 2.0, B: 1.0})).generate(generation_request)
+    assert completion.token_ids == by_hand(prompt, 10, frequency=frequency, repetition=repetition)
 
 
 async def test_the_end_of_sequence_token_is_kept_with_its_logprob_and_left_out_of_the_text() -> None:
-    said = await say("done")
-    assert said.token_ids == (*ids("done"), EOS)
-    assert said.text == "done"
-    assert said.stop_reason == "stop"
-    assert said.logprobs == pytest.approx([0.0] * 5, abs=1e-4)
-    assert said.weight_versions == (0,) * 5
+    completion = await say("done")
+    assert completion.token_ids == (*ids("done"), EOS)
+    assert completion.text == "done"
+    assert completion.stop_reason == "stop"
+    assert completion.logprobs == pytest.approx([0.0] * 5, abs=1e-4)
+    assert completion.weight_versions == (0,) * 5
 
 
 async def test_every_configured_end_of_sequence_id_ends_a_completion() -> None:
     model = reciting("a;b", prompt_length=3)
     model.generation_config.eos_token_id = [*ids(";"), 250]
-    (said,) = await engine_for(model).generate(request((1, 2, 3)))
-    assert (said.text, said.stop_reason) == ("a;", "stop")
+    (completion,) = await engine_for(model).generate(request((1, 2, 3)))
+    assert (completion.text, completion.stop_reason) == ("a;", "stop")
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,10 @@ async def test_every_configured_end_of_sequence_id_ends_a_completion() -> None:
     ],
 )
 async def test_a_stop_string_ends_the_completion_and_its_text(stop: tuple[str, ...], expected: str) -> None:
-    said = await say("x<b>é</a> and on", *stop)
-    assert said.text == expected
-    assert said.token_ids == ids(expected) + ((EOS,) if "on" in expected else ())
-    assert said.stop_reason == "stop"
+    completion = await say("x<b>é</a> and on", *stop)
+    assert completion.text == expected
+    assert completion.token_ids == ids(expected) + ((EOS,) if "on" in expected else ())
+    assert completion.stop_reason == "stop"
 
 
 async def test_text_behind_the_stop_string_is_cut_but_its_token_kept() -> None:
@@ -153,8 +153,8 @@ async def test_text_behind_the_stop_string_is_cut_but_its_token_kept() -> None:
 
     model.register_forward_hook(recite, with_kwargs=True)
     engine = TorchEngine(model, tokenizer, max_num_seqs=4)
-    (said,) = await engine.generate(request((1, 2, 3), stop=("</a>",)))
-    assert (said.text, said.token_ids) == ("</a>", (len(tokenizer) - 1,))
+    (completion,) = await engine.generate(request((1, 2, 3), stop=("</a>",)))
+    assert (completion.text, completion.token_ids) == ("</a>", (len(tokenizer) - 1,))
 
 
 async def test_a_special_token_can_be_a_stop_string() -> None:
@@ -163,20 +163,20 @@ async def test_a_special_token_can_be_a_stop_string() -> None:
     tokenizer = nano_tokenizer()
     tokenizer.eos_token = None
     engine = TorchEngine(model, tokenizer, max_num_seqs=4)
-    (said,) = await engine.generate(request((1, 2, 3), stop=("b<eos>",)))
-    assert (said.text, said.token_ids, said.stop_reason) == ("ab<eos>", (*ids("ab"), EOS), "stop")
+    (completion,) = await engine.generate(request((1, 2, 3), stop=("b<eos>",)))
+    assert (completion.text, completion.token_ids, completion.stop_reason) == ("ab<eos>", (*ids("ab"), EOS), "stop")
 
 
 async def test_a_stop_string_in_the_prompt_does_not_count() -> None:
     engine = engine_for(reciting("b!", prompt_length=2))
-    (said,) = await engine.generate(request(ids("xa"), stop=("ab",)))
-    assert said.text == "b!"
+    (completion,) = await engine.generate(request(ids("xa"), stop=("ab",)))
+    assert completion.text == "b!"
 
 
 async def test_generation_is_cut_where_the_model_ends() -> None:
     engine = engine_for(max_model_len=20)
-    (said,) = await engine.generate(request(prompts(15)[0], temperature=0.0))
-    assert (len(said.token_ids), said.stop_reason) == (5, "length")
+    (completion,) = await engine.generate(request(prompts(15)[0], temperature=0.0))
+    assert (len(completion.token_ids), completion.stop_reason) == (5, "length")
     (silent,) = await engine.generate(request(prompts(20)[0]))
     assert (silent.token_ids, silent.text, silent.stop_reason) == ((), "", "length")
 

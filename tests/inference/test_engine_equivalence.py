@@ -20,9 +20,9 @@ def engine_for(kind: str = "qwen2", *, rows: int = 64, deterministic: bool = Fal
 @pytest.mark.parametrize("kind", KINDS)
 async def test_logprobs_equal_a_full_forward_pass_for_prompts_of_different_lengths(kind: str) -> None:
     engine, model = engine_for(kind), nano_model(kind)
-    asked = [request(p, count=3, temperature=0.7) for p in prompts(1, 3, 9, 10, 30)]
-    answers = await asyncio.gather(*map(engine.generate, asked))
-    for question, completions in zip(asked, answers, strict=True):
+    requests = [request(p, count=3, temperature=0.7) for p in prompts(1, 3, 9, 10, 30)]
+    answers = await asyncio.gather(*map(engine.generate, requests))
+    for question, completions in zip(requests, answers, strict=True):
         for completion in completions:
             learned = full_forward_logprobs(model, question.prompt_ids, completion, temperature=0.7)
             torch.testing.assert_close(torch.tensor(completion.logprobs), learned, atol=1e-5, rtol=1e-5)
@@ -32,20 +32,20 @@ async def test_logprobs_equal_a_full_forward_pass_for_prompts_of_different_lengt
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "qwen2, windows of 6"])
 async def test_greedy_equals_transformers_generate(kind: str) -> None:
     engine, model = engine_for(kind), nano_model(kind)
-    asked = [request(p, temperature=0.0, max_generate_length=25) for p in prompts(2, 7, 19)]
-    answers = await asyncio.gather(*map(engine.generate, asked))
+    requests = [request(p, temperature=0.0, max_generate_length=25) for p in prompts(2, 7, 19)]
+    answers = await asyncio.gather(*map(engine.generate, requests))
     config = GenerationConfig(do_sample=False, max_new_tokens=25, eos_token_id=EOS, pad_token_id=PAD)
-    for question, (completion,) in zip(asked, answers, strict=True):
+    for question, (completion,) in zip(requests, answers, strict=True):
         expected = model.generate(torch.tensor([question.prompt_ids]), generation_config=config)[0]
         assert completion.token_ids == tuple(expected[len(question.prompt_ids) :].tolist())
 
 
 async def test_a_repetition_penalty_counts_prompt_and_completion_as_transformers_does() -> None:
     engine, model = engine_for(), nano_model()
-    asked = [request(p, temperature=0.0, repetition_penalty=1.5) for p in prompts(2, 7, 19)]
-    asked.append(request((1, 2, 3, 4), temperature=0.0))  # a row without penalty among them
-    answers = await asyncio.gather(*map(engine.generate, asked))
-    for question, (completion,) in zip(asked, answers, strict=True):
+    requests = [request(p, temperature=0.0, repetition_penalty=1.5) for p in prompts(2, 7, 19)]
+    requests.append(request((1, 2, 3, 4), temperature=0.0))  # a row without penalty among them
+    answers = await asyncio.gather(*map(engine.generate, requests))
+    for question, (completion,) in zip(requests, answers, strict=True):
         config = GenerationConfig(
             do_sample=False,
             max_new_tokens=12,
@@ -55,8 +55,8 @@ async def test_a_repetition_penalty_counts_prompt_and_completion_as_transformers
         )
         expected = model.generate(torch.tensor([question.prompt_ids]), generation_config=config)[0]
         assert completion.token_ids == tuple(expected[len(question.prompt_ids) :].tolist())
-        (alone,) = await engine_for().generate(question)
-        assert completion.logprobs == pytest.approx(alone.logprobs, abs=1e-5)  # padding was not counted
+        (unbatched,) = await engine_for().generate(question)
+        assert completion.logprobs == pytest.approx(unbatched.logprobs, abs=1e-5)  # padding was not counted
 
 
 def crowd() -> list[GenerationRequest]:
@@ -71,21 +71,21 @@ def crowd() -> list[GenerationRequest]:
 
 
 async def test_the_draws_of_a_sample_do_not_depend_on_what_else_is_in_flight() -> None:
-    asked = request(prompts(11)[0], count=4, max_generate_length=30)
-    alone = await engine_for().generate(asked)
-    together, *_ = await asyncio.gather(*map(engine_for().generate, [asked, *crowd()]))
-    assert [c.token_ids for c in together] == [c.token_ids for c in alone]
-    for ours, theirs in zip(alone, together, strict=True):
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+    generation_request = request(prompts(11)[0], count=4, max_generate_length=30)
+    unbatched = await engine_for().generate(generation_request)
+    together, *_ = await asyncio.gather(*map(engine_for().generate, [generation_request, *crowd()]))
+    assert [c.token_ids for c in together] == [c.token_ids for c in unbatched]
+    for completion, batched_completion in zip(unbatched, together, strict=True):
+        assert completion.logprobs == pytest.approx(batched_completion.logprobs, abs=1e-5)
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("length", [1, 11, 33])
 async def test_deterministic_mode_is_equal_bit_for_bit_alone_and_in_a_crowd(length: int) -> None:
-    asked = request(prompts(length)[0], count=6, max_generate_length=40, temperature=0.9)
-    alone = await engine_for(deterministic=True).generate(asked)
-    *_, together = await asyncio.gather(*map(engine_for(deterministic=True).generate, [*crowd(), asked]))
-    assert together == alone
+    generation_request = request(prompts(length)[0], count=6, max_generate_length=40, temperature=0.9)
+    unbatched = await engine_for(deterministic=True).generate(generation_request)
+    *_, together = await asyncio.gather(*map(engine_for(deterministic=True).generate, [*crowd(), generation_request]))
+    assert together == unbatched
 
 
 async def test_requests_that_join_later_get_the_same_answers() -> None:
@@ -102,5 +102,5 @@ async def test_requests_that_join_later_get_the_same_answers() -> None:
         answers.append(asyncio.create_task(engine.generate(question)))
     steps.release()
     for question, answer in zip([early, *late], await asyncio.gather(running, *answers), strict=True):
-        alone = await engine_for().generate(question)
-        assert [c.token_ids for c in answer] == [c.token_ids for c in alone]
+        unbatched = await engine_for().generate(question)
+        assert [c.token_ids for c in answer] == [c.token_ids for c in unbatched]

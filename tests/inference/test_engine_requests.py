@@ -33,24 +33,24 @@ def watched(**options: Any) -> tuple[TorchEngine, Shapes, Any]:
 
 async def test_requests_made_together_share_every_forward_pass_and_prompts_are_computed_once() -> None:
     engine, shapes, _ = watched()
-    asked = [request(p, count=4, max_generate_length=5) for p in prompts(5, 8, 20)]
-    await asyncio.gather(*map(engine.generate, asked))
+    requests = [request(p, count=4, max_generate_length=5) for p in prompts(5, 8, 20)]
+    await asyncio.gather(*map(engine.generate, requests))
     assert shapes == [(1, 33), *[(12, 1)] * 4]  # the first of five tokens comes from the prefill
 
 
 async def test_rows_that_finished_leave_the_batch() -> None:
     engine, shapes, _ = watched()
     lengths = [1, 2, 2, 5]
-    asked = [request((1, 2), count=3, max_generate_length=n, name=str(i)) for i, n in enumerate(lengths)]
-    answers = await asyncio.gather(*map(engine.generate, asked))
+    requests = [request((1, 2), count=3, max_generate_length=n, name=str(i)) for i, n in enumerate(lengths)]
+    answers = await asyncio.gather(*map(engine.generate, requests))
     assert [[len(c.token_ids) for c in group] for group in answers] == [[n] * 3 for n in lengths]
     assert shapes[1:] == [(9, 1), (3, 1), (3, 1), (3, 1)]
 
 
 async def test_no_more_rows_than_allowed_are_decoded_together_and_freed_rows_are_filled_again() -> None:
     engine, shapes, _ = watched(max_num_seqs=4)
-    asked = [request((1, 2), count=2, max_generate_length=n, name=str(n)) for n in (3, 9, 4)]
-    await asyncio.gather(*map(engine.generate, asked))
+    requests = [request((1, 2), count=2, max_generate_length=n, name=str(n)) for n in (3, 9, 4)]
+    await asyncio.gather(*map(engine.generate, requests))
     assert max(rows for rows, tokens in shapes if tokens == 1) == 4
     assert len([1 for _, tokens in shapes if tokens == 1]) == 8  # the third request ran beside the second
 
@@ -58,9 +58,9 @@ async def test_no_more_rows_than_allowed_are_decoded_together_and_freed_rows_are
 async def test_more_samples_than_rows_are_drawn_in_turns() -> None:
     engine, shapes, _ = watched(max_num_seqs=4)
     wide, _, _ = watched(max_num_seqs=16)
-    asked = request((1, 2), count=10, max_generate_length=6)
-    answer = await engine.generate(asked)
-    assert [c.token_ids for c in answer] == [c.token_ids for c in await wide.generate(asked)]
+    generation_request = request((1, 2), count=10, max_generate_length=6)
+    answer = await engine.generate(generation_request)
+    assert [c.token_ids for c in answer] == [c.token_ids for c in await wide.generate(generation_request)]
     assert max(rows for rows, _ in shapes) == 4
 
 
@@ -94,11 +94,11 @@ async def test_a_model_that_fails_fails_every_request_in_the_batch_and_none_hang
         raise raised("out of memory")
 
     hook = model.get_input_embeddings().register_forward_hook(explode)
-    asked = [request(p, count=2, max_generate_length=5) for p in prompts(3, 4, 5, 6, 7)]
-    answers = await asyncio.wait_for(asyncio.gather(*map(engine.generate, asked), return_exceptions=True), 30)
+    requests = [request(p, count=2, max_generate_length=5) for p in prompts(3, 4, 5, 6, 7)]
+    answers = await asyncio.wait_for(asyncio.gather(*map(engine.generate, requests), return_exceptions=True), 30)
     assert [type(answer) for answer in answers] == [seen] * 5
     hook.remove()
-    (group,) = await asyncio.gather(engine.generate(asked[0]))
+    (group,) = await asyncio.gather(engine.generate(requests[0]))
     assert [len(c.token_ids) for c in group] == [5, 5]
 
 
@@ -137,29 +137,29 @@ async def test_a_request_that_nobody_waits_for_leaves_the_batch() -> None:
     steps = gate_of_model(model)
     steps.hold(after=3)
     forgotten = asyncio.create_task(engine.generate(request((1,), count=8, max_generate_length=250)))
-    wanted = asyncio.create_task(engine.generate(request((2,), max_generate_length=20)))
+    kept_task = asyncio.create_task(engine.generate(request((2,), max_generate_length=20)))
     await steps.held()
     forgotten.cancel()
     await asyncio.gather(forgotten, return_exceptions=True)
     steps.release()
-    assert len((await wanted)[0].token_ids) == 20
+    assert len((await kept_task)[0].token_ids) == 20
     assert shapes[-15:] == [(1, 1)] * 15
     await engine.pause()
 
 
 def test_an_engine_outlives_the_event_loop_that_used_it() -> None:
     engine, _, model = watched()
-    steps, asked = gate_of_model(model), request((1, 2), max_generate_length=50)
+    steps, generation_request = gate_of_model(model), request((1, 2), max_generate_length=50)
     steps.hold(after=3)
 
     async def give_up() -> asyncio.Task[Any]:
-        running = asyncio.create_task(engine.generate(asked))
+        running = asyncio.create_task(engine.generate(generation_request))
         await steps.held()
         return running
 
     assert asyncio.run(give_up()).cancelled()
     steps.release()
-    (completion,) = asyncio.run(engine.generate(asked))
+    (completion,) = asyncio.run(engine.generate(generation_request))
     assert len(completion.token_ids) == 50
 
 

@@ -51,14 +51,17 @@ def engine(folder: Path, url: str, *, call: float = PATIENT, heartbeat: float = 
     return HttpEngine(server, model_path=str(folder), heartbeat=heartbeat, tokenizer=nano_tokenizer())
 
 
-def right(asked: GenerationRequest) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+def right(generation_request: GenerationRequest) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
     """Tokens and log-probabilities of each sample."""
-    drawn = [sample(sample_seed(key) & (2**31 - 1), asked.sampling.max_generate_length) for key in asked.keys]
+    drawn = [
+        sample(sample_seed(key) & (2**31 - 1), generation_request.sampling.max_generate_length)
+        for key in generation_request.keys
+    ]
     return [(tuple(tokens), tuple(logprobs)) for tokens, logprobs in drawn]
 
 
 def drawn(completions: tuple[Completion, ...]) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-    return [(each.token_ids, each.logprobs) for each in completions]
+    return [(completion.token_ids, completion.logprobs) for completion in completions]
 
 
 SAID: dict[str, tuple[type[SkyRLError], str]] = {
@@ -91,15 +94,15 @@ SAID: dict[str, tuple[type[SkyRLError], str]] = {
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_server_that_keeps_failing_is_named_with_what_it_did(folder: Path, fault: str) -> None:
-    kind, said = SAID[fault]
+    kind, message = SAID[fault]
     waits = {"half open": {"call": 0.5}, "slow": {"call": 4.0}, "silent": {"heartbeat": 0.5}}.get(fault, {})
     async with FaultServer(always=fault) as server:
-        made = engine(folder, server.url, **waits)
-        with pytest.raises(kind, match=said) as raised:
-            await made.generate(request(prompts(5)[0]))
+        http_engine = engine(folder, server.url, **waits)
+        with pytest.raises(kind, match=message) as raised:
+            await http_engine.generate(request(prompts(5)[0]))
         assert server.url in str(raised.value) or kind is WeightSyncError
         assert raised.value.exit_code == 1  # the run had begun
-        await made.close()
+        await http_engine.close()
 
 
 PASSING = [fault for fault in FAULTS if fault not in ("half open", "silent", "redirect") and "version" not in fault]
@@ -110,10 +113,10 @@ PASSING = [fault for fault in FAULTS if fault not in ("half open", "silent", "re
 async def test_a_fault_that_passes_by_costs_no_sample_and_changes_none(folder: Path) -> None:
     for fault in PASSING:
         async with FaultServer([fault]) as server:
-            made, asked = engine(folder, server.url), request(prompts(5)[0], count=2)
-            assert drawn(await made.generate(asked)) == right(asked), fault
+            http_engine, generation_request = engine(folder, server.url), request(prompts(5)[0], count=2)
+            assert drawn(await http_engine.generate(generation_request)) == right(generation_request), fault
             assert server.answered == 2, fault
-            await made.close()
+            await http_engine.close()
 
 
 STREAMED = [fault for fault in PASSING if fault != "slow"] + ["error event", "no last event"]
@@ -123,32 +126,32 @@ STREAMED = [fault for fault in PASSING if fault != "slow"] + ["error event", "no
 @pytest.mark.parametrize("fault", STREAMED)
 async def test_a_stream_that_fails_is_drawn_again_and_heard_from_its_beginning(folder: Path, fault: str) -> None:
     async with FaultServer([fault]) as server:
-        made, heard = engine(folder, server.url), list[NewTokens]()
-        asked = evolve(request(prompts(5)[0]), on_tokens=heard.append)
-        assert drawn(await made.generate(asked)) == right(asked)
-        await made.close()
-    last = max(place for place, new in enumerate(heard) if new.start == 0)
-    assert sum((new.token_ids for new in heard[last:]), ()) == right(asked)[0][0]
+        http_engine, heard = engine(folder, server.url), list[NewTokens]()
+        generation_request = evolve(request(prompts(5)[0]), on_tokens=heard.append)
+        assert drawn(await http_engine.generate(generation_request)) == right(generation_request)
+        await http_engine.close()
+    last = max(index for index, new in enumerate(heard) if new.start == 0)
+    assert sum((new.token_ids for new in heard[last:]), ()) == right(generation_request)[0][0]
     assert len(heard[last:]) == 3
 
 
 async def test_a_token_that_the_model_does_not_have_is_never_reported(folder: Path) -> None:
     async with FaultServer(always="unknown token") as server:
-        made, heard = engine(folder, server.url), list[NewTokens]()
+        http_engine, heard = engine(folder, server.url), list[NewTokens]()
         with pytest.raises(ProcessError, match="answers with token 258, outside the vocabulary of 258 tokens, 3 times"):
-            await made.generate(evolve(request(prompts(5)[0]), on_tokens=heard.append))
-        await made.close()
+            await http_engine.generate(evolve(request(prompts(5)[0]), on_tokens=heard.append))
+        await http_engine.close()
     assert heard == []
 
 
 async def test_an_event_without_end_is_cut_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "LONGEST_ANSWER", 20)
     async with FaultServer() as server:
-        made = engine(folder, server.url)
-        monkeypatch.setattr(made, "_connected", True)
+        http_engine = engine(folder, server.url)
+        monkeypatch.setattr(http_engine, "_connected", True)
         with pytest.raises(ProcessError, match="it sends an event of more than 20 bytes"):
-            await made.generate(evolve(request(prompts(5)[0]), on_tokens=lambda _: None))
-        await made.close()
+            await http_engine.generate(evolve(request(prompts(5)[0]), on_tokens=lambda _: None))
+        await http_engine.close()
 
 
 def schedule(seed: int) -> list[str]:
@@ -163,13 +166,15 @@ SCHEDULES = [pytest.param(seed, marks=[pytest.mark.long] * (seed > 3)) for seed 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", SCHEDULES)
 async def test_every_sample_comes_once_whatever_one_of_two_servers_does(folder: Path, seed: int) -> None:
-    asked = [request(prompt, count=2, name=f"prompt {n}") for n, prompt in enumerate(prompts(*range(3, 11)))]
+    requests = [request(prompt, count=2, name=f"prompt {n}") for n, prompt in enumerate(prompts(*range(3, 11)))]
     async with FaultServer(schedule(seed), always="") as faulty, FaultServer() as sound:
         engines = [engine(folder, faulty.url, call=3.0, heartbeat=1.0), engine(folder, sound.url)]
         config = InferenceEngineConfig(backend="sglang", max_num_seqs=4)
         client = InferenceEngineClient(engines, nano_tokenizer(), "a/model", SkyRLLoraConfig(), config)
-        answers = await asyncio.wait_for(asyncio.gather(*map(client.generate, asked)), PATIENT)
-        assert [drawn(each) for each in answers] == [right(each) for each in asked]
+        answers = await asyncio.wait_for(asyncio.gather(*map(client.generate, requests)), PATIENT)
+        assert [drawn(completions) for completions in answers] == [
+            right(generation_request) for generation_request in requests
+        ]
         await client.close()
 
 
@@ -179,17 +184,17 @@ async def test_a_server_that_computes_wrongly_is_told_from_a_model_that_has_dive
     async def answered(wrong: FaultServer, other: FaultServer) -> InferenceEngineClient:
         engines = [engine(folder, wrong.url), engine(folder, other.url)]
         client = InferenceEngineClient(engines, nano_tokenizer(), "a/model", SkyRLLoraConfig(), config)
-        asked = request(prompts(5)[0], count=2)
+        generation_request = request(prompts(5)[0], count=2)
         try:
-            answers = await client.generate(asked)
-            assert drawn(answers) == right(asked)
-            assert {each.engine for each in answers} == {1}
+            answers = await client.generate(generation_request)
+            assert drawn(answers) == right(generation_request)
+            assert {completion.engine for completion in answers} == {1}
             return client
         finally:
             await client.close()
 
     async with FaultServer(always="not finite") as wrong, FaultServer() as sound:
-        assert [each.number for each in (await answered(wrong, sound))._serving] == [1]
+        assert [engine.number for engine in (await answered(wrong, sound))._serving] == [1]
     async with FaultServer(always="not finite") as one, FaultServer(always="not finite") as other:
         with pytest.raises(NonFiniteError, match=other.url):
             await answered(one, other)
@@ -211,12 +216,12 @@ async def test_a_stopped_process_is_named_while_it_has_a_request(folder: Path) -
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
     try:
         assert process.stdout is not None
-        made = engine(folder, (await process.stdout.readline()).decode().strip(), heartbeat=0.5)
-        await made.generate(request(prompts(5)[0]))
+        http_engine = engine(folder, (await process.stdout.readline()).decode().strip(), heartbeat=0.5)
+        await http_engine.generate(request(prompts(5)[0]))
         process.send_signal(signal.SIGSTOP)
         with pytest.raises(ProcessError, match="gave no sign of life for 0.5 s"):
-            await made.generate(request(prompts(5)[0]))
-        await made.close()
+            await http_engine.generate(request(prompts(5)[0]))
+        await http_engine.close()
     finally:
         process.kill()
         await process.wait()
@@ -255,8 +260,8 @@ async def test_a_server_that_another_run_gave_weights_is_not_given_ours(folder: 
             WeightSyncError, match=r"reports weights of version 5 at /model_info, and this run gave it version 0"
         ):
             await one.load_weights(Shared(tuple(small_model().state_dict().items())), 1)
-        for each in (one, other, someone):
-            await each.close()
+        for client in (one, other, someone):
+            await client.close()
 
 
 # WaitReporter, and what follows it
@@ -271,12 +276,12 @@ WEIGHTS = Folder(
 )
 
 CALLS: dict[str, Callable[[HttpEngine], Awaitable[object]]] = {
-    "pause": lambda made: made.pause(),
-    "resume": lambda made: made.resume(),
-    "sleep": lambda made: made.sleep(),
-    "wake": lambda made: made.wake(),
-    "load weights": lambda made: made.load_weights(WEIGHTS, 1),
-    "generate": lambda made: made.generate(request(prompts(5)[0])),
+    "pause": lambda http_engine: http_engine.pause(),
+    "resume": lambda http_engine: http_engine.resume(),
+    "sleep": lambda http_engine: http_engine.sleep(),
+    "wake": lambda http_engine: http_engine.wake(),
+    "load weights": lambda http_engine: http_engine.load_weights(WEIGHTS, 1),
+    "generate": lambda http_engine: http_engine.generate(request(prompts(5)[0])),
 }
 
 
@@ -284,21 +289,22 @@ CALLS: dict[str, Callable[[HttpEngine], Awaitable[object]]] = {
 @pytest.mark.parametrize("name", CALLS)
 async def test_every_call_ends_when_its_server_falls_silent(folder: Path, name: str) -> None:
     async with FaultServer() as server:
-        made = engine(folder, server.url, heartbeat=0.5)
-        await made.pause()
+        http_engine = engine(folder, server.url, heartbeat=0.5)
+        await http_engine.pause()
         if name == "generate":
-            await made.resume()
+            await http_engine.resume()
         server.fall_silent()
         with pytest.raises(ProcessError, match=rf"{server.url} gave no sign of life for 0\.5 s"):
-            await CALLS[name](made)
-        await made._server.close()
+            await CALLS[name](http_engine)
+        await http_engine._server.close()
 
 
 async def test_a_silent_server_does_not_hold_up_the_pause_of_the_others(folder: Path) -> None:
     """Three servers, of which one falls silent: it alone is out of service, and the samples of the others go on."""
     async with FaultServer() as one, FaultServer() as silent, FaultServer() as other:
         engines = [
-            engine(folder, each.url, heartbeat=0.5 if each is silent else PATIENT) for each in (one, silent, other)
+            engine(folder, server.url, heartbeat=0.5 if server is silent else PATIENT)
+            for server in (one, silent, other)
         ]
         client = client_of(engines)
         await client.pause()
@@ -308,8 +314,8 @@ async def test_a_silent_server_does_not_hold_up_the_pause_of_the_others(folder: 
         assert client.in_service == (engines[0], engines[2])
         await client.load_weights([WEIGHTS] * 2, 1)
         await client.resume()
-        asked = request(prompts(5)[0], count=2)
-        assert drawn(await client.generate(asked)) == right(asked)
+        generation_request = request(prompts(5)[0], count=2)
+        assert drawn(await client.generate(generation_request)) == right(generation_request)
         await client.close()
 
 
@@ -326,12 +332,12 @@ async def test_the_clock_of_a_request_stands_still_while_its_server_is_paused() 
         later = asyncio.ensure_future(connection.post("/generate", body, seconds=PATIENT))
         while len(server.seen) < 2:
             await asyncio.sleep(0.01)
-        assert [each.when() for each in connection._limits] == [None, None]
+        assert [limit.when() for limit in connection._limits] == [None, None]
         connection.resume()
         now = asyncio.get_running_loop().time()
-        assert all(0 < (each.when() or 0.0) - now <= PATIENT for each in connection._limits)
-        for each in (asking, later):
-            each.cancel()
+        assert all(0 < (limit.when() or 0.0) - now <= PATIENT for limit in connection._limits)
+        for task in (asking, later):
+            task.cancel()
         await asyncio.gather(asking, later, return_exceptions=True)
         await connection.close()
 
@@ -339,13 +345,15 @@ async def test_the_clock_of_a_request_stands_still_while_its_server_is_paused() 
 async def test_a_sample_that_is_not_answered_is_drawn_elsewhere_while_its_server_serves(folder: Path) -> None:
     """Of three servers one answers everything but samples: the others draw those too, long before its time is over."""
     async with FaultServer(always="half open") as mute, FaultServer() as one, FaultServer() as other:
-        engines = [engine(folder, each.url) for each in (mute, one, other)]
+        engines = [engine(folder, server.url) for server in (mute, one, other)]
         engines[0]._heartbeat = 0.3  # only for how long it waits before it asks again
         client = client_of(engines)
-        asked = [request(prompt, count=2, name=f"prompt {n}") for n, prompt in enumerate(prompts(3, 4, 5, 6, 7, 8))]
-        answers = await asyncio.gather(*map(client.generate, asked))
-        assert [drawn(each) for each in answers] == [right(each) for each in asked]
-        assert {each.engine for completions in answers for each in completions} == {1, 2}
+        requests = [request(prompt, count=2, name=f"prompt {n}") for n, prompt in enumerate(prompts(3, 4, 5, 6, 7, 8))]
+        answers = await asyncio.gather(*map(client.generate, requests))
+        assert [drawn(completions) for completions in answers] == [
+            right(generation_request) for generation_request in requests
+        ]
+        assert {completion.engine for completions in answers for completion in completions} == {1, 2}
         assert client.in_service == tuple(engines)
         assert len(mute.seen) >= 2, "it was asked again as well"
         assert client.running == 0
@@ -367,11 +375,11 @@ async def test_an_answer_that_is_lost_is_asked_for_again(folder: Path) -> None:
     """The first request is never answered; its server answers everything else."""
     for on_tokens in (None, lambda _: None):
         async with FaultServer(["half open"]) as server:
-            made = engine(folder, server.url)
-            made._heartbeat = 0.5  # only for how long it waits before it asks again
-            asked = evolve(request(prompts(5)[0], count=2), on_tokens=on_tokens)
-            assert drawn(await made.generate(asked)) == right(asked)
-            await made.close()
+            http_engine = engine(folder, server.url)
+            http_engine._heartbeat = 0.5  # only for how long it waits before it asks again
+            generation_request = evolve(request(prompts(5)[0], count=2), on_tokens=on_tokens)
+            assert drawn(await http_engine.generate(generation_request)) == right(generation_request)
+            await http_engine.close()
 
 
 async def test_a_server_that_answers_again_takes_part_again_with_the_next_weights(folder: Path) -> None:
@@ -397,8 +405,8 @@ async def test_a_server_that_answers_again_takes_part_again_with_the_next_weight
         await client.load_weights([WEIGHTS] * 2, 2)
         await client.resume()
         assert client.weight_version == 2
-        for each in (request(prompts(5)[0], name=str(number)) for number in range(6)):
-            assert drawn(await client.generate(each)) == right(each)
+        for generation_request in (request(prompts(5)[0], name=str(number)) for number in range(6)):
+            assert drawn(await client.generate(generation_request)) == right(generation_request)
         await client.close()
 
 
@@ -417,13 +425,15 @@ async def test_one_answer_for_all_samples_of_a_prompt_is_warned_about_once(
     folder: Path, copies: bool, warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FaultServer(copies=copies) as server:
-        made = engine(folder, server.url)
+        http_engine = engine(folder, server.url)
         for number in range(3):
-            await made.generate(request(prompts(5)[0], count=6, name=f"prompt {number}"))
-        await made.close()
-    said = [record.getMessage() for record in caplog.records if "equal answers" in record.getMessage()]
-    assert len(said) == warnings
-    assert all(text.startswith(f"the inference server {server.url} gave 6 equal answers of 12 tokens") for text in said)
+            await http_engine.generate(request(prompts(5)[0], count=6, name=f"prompt {number}"))
+        await http_engine.close()
+    messages = [record.getMessage() for record in caplog.records if "equal answers" in record.getMessage()]
+    assert len(messages) == warnings
+    assert all(
+        text.startswith(f"the inference server {server.url} gave 6 equal answers of 12 tokens") for text in messages
+    )
 
 
 def client_of(engines: Sequence[HttpEngine], restarts: EngineRestarts | None = None) -> InferenceEngineClient:
@@ -504,10 +514,10 @@ async def test_a_sign_of_life_may_take_all_of_its_time(folder: Path) -> None:
             await super()._answer(path, *more)
 
     async with Slow() as server:
-        made = SGLangServer(Connection(server.url), Connection(server.url), ServerDeadlines())
-        await made.check_health(PATIENT)
+        sglang_server = SGLangServer(Connection(server.url), Connection(server.url), ServerDeadlines())
+        await sglang_server.check_health(PATIENT)
         assert server.asked == 9
-        await made.close()
+        await sglang_server.close()
 
 
 class Told(logging.Handler):
@@ -524,31 +534,31 @@ class Told(logging.Handler):
 
 
 async def test_a_server_that_is_not_there_is_waited_for_and_said_to_be_once(folder: Path, closed_port: int) -> None:
-    port, told = closed_port, Told()
-    http_connection._log.addHandler(told)
+    port, log_handler = closed_port, Told()
+    http_connection._log.addHandler(log_handler)
     try:
-        made, asked = engine(folder, f"http://127.0.0.1:{port}"), request(prompts(5)[0])
-        drawing = asyncio.ensure_future(made.generate(asked))
-        await told.once.wait()
+        http_engine, generation_request = engine(folder, f"http://127.0.0.1:{port}"), request(prompts(5)[0])
+        drawing = asyncio.ensure_future(http_engine.generate(generation_request))
+        await log_handler.once.wait()
         async with FaultServer(port=port):
-            assert drawn(await drawing) == right(asked)
-            await made.close()
+            assert drawn(await drawing) == right(generation_request)
+            await http_engine.close()
     finally:
-        http_connection._log.removeHandler(told)
-    (said,) = told.said
-    assert said.startswith(f"the inference server http://127.0.0.1:{port} does not answer (ConnectError")
-    assert "up to 240 s (trainer.placement.start_timeout_seconds)" in said
-    assert said.endswith("start it, or correct generator.inference_engine.external_server_urls")
+        http_connection._log.removeHandler(log_handler)
+    (message,) = log_handler.said
+    assert message.startswith(f"the inference server http://127.0.0.1:{port} does not answer (ConnectError")
+    assert "up to 240 s (trainer.placement.start_timeout_seconds)" in message
+    assert message.endswith("start it, or correct generator.inference_engine.external_server_urls")
 
 
 async def test_a_server_that_does_not_come_is_named_with_what_to_do(folder: Path, closed_port: int) -> None:
     url = f"http://127.0.0.1:{closed_port}"
     for dialect in (SGLangServer, VLLMServer):
         server = dialect(Connection(url), Connection(url), ServerDeadlines(start=0.5))
-        made = HttpEngine(server, model_path=str(folder), heartbeat=PATIENT, tokenizer=nano_tokenizer())
+        http_engine = HttpEngine(server, model_path=str(folder), heartbeat=PATIENT, tokenizer=nano_tokenizer())
         with pytest.raises(ProcessError, match=rf"{url} did not complete /.*start it, or correct generator"):
-            await made.pause()
-        await made.close()
+            await http_engine.pause()
+        await http_engine.close()
 
 
 def certificate(folder: Path, address: str) -> Path:
@@ -562,8 +572,8 @@ def certificate(folder: Path, address: str) -> Path:
         check=True,
         capture_output=True,
     )
-    with file.open("ab") as whole:
-        whole.write((folder / "public.pem").read_bytes())
+    with file.open("ab") as bundle:
+        bundle.write((folder / "public.pem").read_bytes())
     return file
 
 
@@ -574,7 +584,7 @@ async def test_a_server_with_tls_is_asked_only_by_who_trusts_its_certificate_for
     """SSL_CERT_FILE names an authority of one's own; no token and no prompt goes to a server that another one vouches
     for.
     """
-    for address, trusted, said in (
+    for address, trusted, message in (
         ("127.0.0.1", True, ""),
         ("127.0.0.1", False, "CERTIFICATE_VERIFY_FAILED"),
         ("192.0.2.1", True, "IP address mismatch"),
@@ -586,10 +596,10 @@ async def test_a_server_with_tls_is_asked_only_by_who_trusts_its_certificate_for
         async with FaultServer(tls=context) as server:
             connection = Connection(server.url, token="a secret")
             body = {"sampling_params": {"sampling_seed": 1, "max_new_tokens": 1}}
-            if said:
-                with pytest.raises(ProcessError, match=said):
+            if message:
+                with pytest.raises(ProcessError, match=message):
                     await connection.post("/generate", body, seconds=PATIENT, attempts=1)
             else:
                 await connection.post("/generate", body, seconds=PATIENT, attempts=1)
-            assert len(server.seen) == (not said)
+            assert len(server.seen) == (not message)
             await connection.close()

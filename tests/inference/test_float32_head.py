@@ -28,8 +28,8 @@ def learners_logprobs(model: Any, *, float32_head: bool) -> Tensor:
     batch = rows([(PROMPT[:1], completion(PROMPT[1:]))])
     with torch.no_grad(), computing_in(model, torch.bfloat16):
         micro = options.prepare(batch)
-        found = compute_logprobs(model, micro, options, temperature=1.0, float32_head=float32_head)
-    return found.values[0, 1:]
+        logprobs = compute_logprobs(model, micro, options, temperature=1.0, float32_head=float32_head)
+    return logprobs.values[0, 1:]
 
 
 def completion(tokens: tuple[int, ...]) -> Completion:
@@ -59,8 +59,8 @@ def test_the_learner_computes_its_head_as_the_engine_does(kind: str) -> None:
         states = model.model(torch.tensor([PROMPT[:-1]]), use_cache=False).last_hidden_state[0]
         logits = states.float() @ model.lm_head.weight.float().T
     expected = logits.log_softmax(-1).gather(1, torch.tensor(PROMPT[1:])[:, None])[:, 0]
-    found, rounded = (learners_logprobs(model, float32_head=wide) for wide in (True, False))
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    logprobs, rounded = (learners_logprobs(model, float32_head=wide) for wide in (True, False))
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
     assert (rounded - expected).abs().max() > 1e-4
 
 

@@ -29,9 +29,9 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("unpacked")
 async def test_fused_weights_without_packing_give_the_logprobs_of_a_full_forward_pass(kind: str) -> None:
     engine = TorchEngine(nano_model(kind), nano_tokenizer(), max_num_seqs=8)
-    asked = request(prompts(9)[0], count=2)
-    for completion in await engine.generate(asked):
-        learned = full_forward_logprobs(nano_model(kind), asked.prompt_ids, completion, temperature=1.0)
+    generation_request = request(prompts(9)[0], count=2)
+    for completion in await engine.generate(generation_request):
+        learned = full_forward_logprobs(nano_model(kind), generation_request.prompt_ids, completion, temperature=1.0)
         torch.testing.assert_close(torch.tensor(completion.logprobs), learned, atol=1e-5, rtol=1e-5)
 
 
@@ -41,8 +41,8 @@ def test_fusing_keeps_every_weight_where_the_model_finds_it() -> None:
     for _ in range(2):  # another decoder of the same model
         with torch.inference_mode():
             list(FusedDecoder(model).prefill([[1, 2]], [None]))
-    for (name, ours), theirs in zip(model.state_dict().items(), fresh.state_dict().values(), strict=True):
-        assert torch.equal(ours, theirs), name
+    for (name, weight), fresh_weight in zip(model.state_dict().items(), fresh.state_dict().values(), strict=True):
+        assert torch.equal(weight, fresh_weight), name
     attention = model.model.layers[0].self_attn
     storages = {layer.weight.untyped_storage().data_ptr() for layer in (attention.q_proj, attention.k_proj)}
     assert len(storages) == 1
@@ -55,8 +55,8 @@ def test_fused_weights_keep_their_memory_when_they_are_replaced() -> None:
     with torch.inference_mode():
         other.model.layers[0].self_attn.q_norm.weight.mul_(2.0)  # a new model has ones
         before = decoder.addresses()
-        for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
-            ours.copy_(theirs)
+        for weight, other_weight in zip(model.parameters(), other.parameters(), strict=True):
+            weight.copy_(other_weight)
         decoder.invalidate()
         assert decoder.addresses() == before
         [prefix] = decoder.prefill([[1, 2]], [None])
@@ -73,19 +73,19 @@ def test_prompts_of_all_lengths_share_a_kernel_where_it_takes_them(monkeypatch: 
         return loop(*tensors, **options)
 
     with torch.inference_mode():
-        [whole] = decoder.prefill([listed[3]], [None])
-        kept = [None, None, None, CachedPrefix(ids=tuple(listed[3][:9]), layers=whole.layers).shortened(9), None]
+        [full_prefix] = decoder.prefill([listed[3]], [None])
+        kept = [None, None, None, CachedPrefix(ids=tuple(listed[3][:9]), layers=full_prefix.layers).shortened(9), None]
         expected = list(decoder.prefill(listed, kept))
         monkeypatch.setattr(fused_decoder, "has_varlen_kernels", lambda device: True)
         monkeypatch.setattr(varlen_attention, "_flash_attention", counted)
-        found = list(decoder.prefill(listed, kept))
+        actual = list(decoder.prefill(listed, kept))
     assert calls == [5, 5]  # one call for each layer
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours.logits, theirs.logits, atol=0.1, rtol=0.05)  # bfloat16
-        assert [part.shape for layer in ours.layers for part in layer] == [
-            p.shape for each in theirs.layers for p in each
+    for prefix, expected_prefix in zip(actual, expected, strict=True):
+        torch.testing.assert_close(prefix.logits, expected_prefix.logits, atol=0.1, rtol=0.05)  # bfloat16
+        assert [part.shape for layer in prefix.layers for part in layer] == [
+            p.shape for layer in expected_prefix.layers for p in layer
         ]
-        torch.testing.assert_close(ours.layers[0][0], theirs.layers[0][0])
+        torch.testing.assert_close(prefix.layers[0][0], expected_prefix.layers[0][0])
 
 
 @pytest.fixture
@@ -151,18 +151,18 @@ def test_only_models_with_exactly_this_forward_pass_are_supported() -> None:
 
 
 async def test_flash_attention_is_replaced_by_the_forward_pass_of_the_engine() -> None:
-    model, asked = nano_model(), [request(prompt, count=2) for prompt in prompts(3, 9)]
+    model, requests = nano_model(), [request(prompt, count=2) for prompt in prompts(3, 9)]
     model.config._attn_implementation = "flash_attention_2"  # whose package need not be there
-    engines = [TorchEngine(each, nano_tokenizer(), max_num_seqs=4) for each in (model, nano_model())]
-    found, expected = [await asyncio.gather(*map(engine.generate, asked)) for engine in engines]
-    assert found == expected
+    engines = [TorchEngine(network, nano_tokenizer(), max_num_seqs=4) for network in (model, nano_model())]
+    actual, expected = [await asyncio.gather(*map(engine.generate, requests)) for engine in engines]
+    assert actual == expected
 
 
 async def test_an_engine_that_slept_samples_from_the_same_weights() -> None:
-    engine, asked = TorchEngine(nano_model(), nano_tokenizer(), max_num_seqs=4), request((1, 2, 3))
-    before = await engine.generate(asked)
+    engine, generation_request = TorchEngine(nano_model(), nano_tokenizer(), max_num_seqs=4), request((1, 2, 3))
+    before = await engine.generate(generation_request)
     await engine.pause()
     await engine.sleep()
     await engine.wake()
     await engine.resume()
-    assert await engine.generate(asked) == before
+    assert await engine.generate(generation_request) == before

@@ -38,11 +38,11 @@ def test_the_longest_kept_beginning_is_found_without_the_last_token() -> None:
         (A[:8], 0),
         ((9,) * 30, 0),
     ]:
-        found = kept.find(prompt)
-        assert (0 if found is None else len(found.ids)) == length
-        if found is not None:
-            assert found.ids == prompt[:length]
-            assert found.layers[0][0][0, :, 0].tolist() == list(prompt[:length])
+        prefix = kept.find(prompt)
+        assert (0 if prefix is None else len(prefix.ids)) == length
+        if prefix is not None:
+            assert prefix.ids == prompt[:length]
+            assert prefix.layers[0][0][0, :, 0].tolist() == list(prompt[:length])
 
 
 def test_memory_is_bounded_and_the_least_recently_used_go_first() -> None:
@@ -64,8 +64,8 @@ def test_what_is_kept_does_not_change_with_the_storage_it_came_from() -> None:
     kept, storage = KeptPrefixes(10_000), torch.zeros(1, 8, 2)
     kept.keep(A[:8], ((storage, storage),))
     storage.fill_(1.0)
-    found = kept.find(A[:9])
-    assert found is not None and found.layers[0][0].sum() == 0
+    prefix = kept.find(A[:9])
+    assert prefix is not None and prefix.layers[0][0].sum() == 0
 
 
 def watched(kind: str = "qwen2", **options: Any) -> tuple[TorchEngine, list[int], Any]:
@@ -78,21 +78,21 @@ def watched(kind: str = "qwen2", **options: Any) -> tuple[TorchEngine, list[int]
 
 async def converse(engine: TorchEngine, turns: int) -> list[tuple[tuple[int, ...], Completion]]:
     """Prompt and answer of each turn; a user adds 10 tokens before the next."""
-    prompt, said = prompts(20)[0], []
+    prompt, conversation = prompts(20)[0], []
     for turn in range(turns):
-        asked = request(prompt, name=f"turn {turn}", max_generate_length=8)
-        (answer,) = await engine.generate(asked)
-        said.append((prompt, answer))
+        generation_request = request(prompt, name=f"turn {turn}", max_generate_length=8)
+        (answer,) = await engine.generate(generation_request)
+        conversation.append((prompt, answer))
         prompt = prompt + answer.token_ids + prompts(10, seed=turn)[0]
-    return said
+    return conversation
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
 async def test_each_turn_of_a_conversation_computes_what_is_new_in_it(kind: str) -> None:
     engine, tokens, model = watched(kind)
-    said = await converse(engine, turns=4)
+    conversation = await converse(engine, turns=4)
     assert [count for count in tokens if count > 1] == [20, 11, 11, 11]  # the last token drawn was not computed yet
-    for prompt, answer in said:
+    for prompt, answer in conversation:
         learned = full_forward_logprobs(model, prompt, answer, temperature=1.0)
         torch.testing.assert_close(torch.tensor(answer.logprobs), learned, atol=1e-5, rtol=1e-5)
 
@@ -108,19 +108,19 @@ async def test_deterministic_mode_and_no_memory_compute_every_prompt_whole(optio
 async def test_a_beginning_that_prompts_have_in_common_is_computed_once(several_turns: bool) -> None:
     engine, tokens, model = watched(several_turns=several_turns)
     system = prompts(100)[0]
-    asked = [request(system + p, name=str(len(p)), max_generate_length=4) for p in prompts(3, 7, 20)]
-    answers = await asyncio.gather(*map(engine.generate, asked))
+    requests = [request(system + p, name=str(len(p)), max_generate_length=4) for p in prompts(3, 7, 20)]
+    answers = await asyncio.gather(*map(engine.generate, requests))
     assert tokens[:2] == [100, 30]
-    for question, (answer,) in zip(asked, answers, strict=True):
+    for question, (answer,) in zip(requests, answers, strict=True):
         learned = full_forward_logprobs(model, question.prompt_ids, answer, temperature=1.0)
         torch.testing.assert_close(torch.tensor(answer.logprobs), learned, atol=1e-5, rtol=1e-5)
 
 
 async def test_new_weights_leave_no_keys_of_older_ones_not_even_of_samples_that_a_pause_kept() -> None:
     engine, tokens, model = watched()
-    steps, asked = gate_of_model(model), request(prompts(20)[0], max_generate_length=20)
+    steps, generation_request = gate_of_model(model), request(prompts(20)[0], max_generate_length=20)
     steps.hold(after=5)
-    running = asyncio.create_task(engine.generate(asked))
+    running = asyncio.create_task(engine.generate(generation_request))
     await steps.held()
     pausing = asyncio.create_task(engine.pause("keep"))
     await asyncio.sleep(0)
@@ -132,7 +132,7 @@ async def test_new_weights_leave_no_keys_of_older_ones_not_even_of_samples_that_
     ((answer,), fresh) = await running, nano_model(seed=1)
     assert set(answer.weight_versions) == {0, 1}
     tokens.clear()
-    prompt = asked.prompt_ids + answer.token_ids + (1, 2)
+    prompt = generation_request.prompt_ids + answer.token_ids + (1, 2)
     (later,) = await engine.generate(request(prompt))
     assert tokens[0] == 42
     learned = full_forward_logprobs(fresh, prompt, later, temperature=1.0)
@@ -145,10 +145,10 @@ async def test_prefix_caching_is_the_choice_of_who_loads_the_engine(tmp_path: Pa
     engine = load_torch_engine(
         path, dtype="float32", attention="sdpa", device="cpu", max_num_seqs=4, prefix_caching=caching
     )
-    asked, tokens = request(prompts(20)[0], max_generate_length=1), list[int]()
+    generation_request, tokens = request(prompts(20)[0], max_generate_length=1), list[int]()
     assert isinstance(engine, TorchEngine)
     model: Any = engine._model.model
     model.get_input_embeddings().register_forward_pre_hook(lambda _, args: tokens.append(args[0].numel()))
-    await engine.generate(asked)
-    await engine.generate(asked)
+    await engine.generate(generation_request)
+    await engine.generate(generation_request)
     assert tokens == [20, second]

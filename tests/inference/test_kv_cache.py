@@ -47,11 +47,11 @@ def test_every_row_ends_at_the_same_column_and_samples_share_their_prompt() -> N
 def test_a_token_is_written_without_copying_the_cache() -> None:
     cache = RowCache("cpu")
     admit(cache, 1, 2, 3, ahead=40)
-    places = storages(cache)
+    addresses = storages(cache)
     for token in range(40):
         assert cache.reserve(0, before=0, ahead=40 - token) == 0
         step(cache, token)
-    assert storages(cache) == places
+    assert storages(cache) == addresses
 
 
 def test_storage_grows_by_doubling_and_keeps_what_it_held() -> None:

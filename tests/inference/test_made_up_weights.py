@@ -82,8 +82,8 @@ def test_an_announcement_with_something_odd_is_read_or_refused(count: int) -> No
 
 
 def test_an_announcement_is_read_as_it_was_sent() -> None:
-    for each in SETS:
-        assert from_plain(json.loads(json.dumps(as_plain(each)))) == each
+    for weight_set in SETS:
+        assert from_plain(json.loads(json.dumps(as_plain(weight_set)))) == weight_set
 
 
 class Lines:

@@ -53,9 +53,9 @@ def no_long_waits(short_waits: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def engine(folder: Path, server: MisbehavingServer, dialect: str, seconds: float) -> HttpEngine:
     deadlines = ServerDeadlines(start=seconds, call=seconds, heartbeat=seconds)
     connections = Connection(server.url), Connection(server.url)
-    made: Any = SGLangServer if dialect == "sglang" else VLLMServer
+    server_class: Any = SGLangServer if dialect == "sglang" else VLLMServer
     return HttpEngine(
-        made(*connections, deadlines), model_path=str(folder), heartbeat=seconds, tokenizer=nano_tokenizer()
+        server_class(*connections, deadlines), model_path=str(folder), heartbeat=seconds, tokenizer=nano_tokenizer()
     )
 
 
@@ -94,10 +94,12 @@ async def played(folder: Path, wrong: Misbehaviour) -> list[SkyRLError]:
         client = client_of(engines)
 
         async def turn(version: int) -> None:
-            asked = [request(prompt, count=2, name=f"{version}, {n}") for n, prompt in enumerate(prompts(3, 4, 5, 6))]
-            answers = await gather_or_cancel([client.generate(each) for each in asked])
-            for each, completions in zip(asked, answers, strict=True):
-                refuse_others(each, completions, servers, wrong.dialect)
+            requests = [
+                request(prompt, count=2, name=f"{version}, {n}") for n, prompt in enumerate(prompts(3, 4, 5, 6))
+            ]
+            answers = await gather_or_cancel([client.generate(generation_request) for generation_request in requests])
+            for generation_request, completions in zip(requests, answers, strict=True):
+                refuse_others(generation_request, completions, servers, wrong.dialect)
             await client.waiting()
             await client.pause()
             await client.load_weights([weights(folder)] * len(client.in_service), version)
@@ -121,12 +123,12 @@ def refused_by_canary(error: SkyRLError) -> bool:
 
 
 def refuse_others(
-    asked: GenerationRequest, completions: tuple[Any, ...], servers: list[MisbehavingServer], dialect: str
+    generation_request: GenerationRequest, completions: tuple[Any, ...], servers: list[MisbehavingServer], dialect: str
 ) -> None:
     """A completion has the tokens and log-probabilities of an answer that was sent to its own request."""
     mask = 2**31 - 1 if dialect == "sglang" else 2**63 - 1  # as each is sent its seeds
-    for key, completion in zip(asked.keys, completions, strict=True):
-        sent: list[Sent] = [each for server in servers for each in server.sent.get(sample_seed(key) & mask, [])]
+    for key, completion in zip(generation_request.keys, completions, strict=True):
+        sent: list[Sent] = [answer for server in servers for answer in server.sent.get(sample_seed(key) & mask, [])]
         assert (completion.token_ids, completion.logprobs) in sent
         assert all(type(token) is int and 0 <= token < 258 for token in completion.token_ids)
         assert all(math.isfinite(value) for value in completion.logprobs)
@@ -189,7 +191,7 @@ async def test_a_control_call_that_is_never_answered_costs_its_engine_alone(
     folder: Path, dialect: str, route: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Mute(dialect=dialect) as mute, MisbehavingServer(dialect=dialect) as sound:
-        engines = [engine(folder, each, dialect, PATIENT) for each in (mute, sound)]
+        engines = [engine(folder, server, dialect, PATIENT) for server in (mute, sound)]
         client = client_of(engines)
         await client.pause()
         mute.route, mute.engine = route, engines[0]
@@ -206,11 +208,11 @@ async def test_a_control_call_that_the_last_engine_never_answers_ends_the_run_wi
     folder: Path, dialect: str, route: str
 ) -> None:
     async with Mute(dialect=dialect) as mute:
-        client = client_of([made := engine(folder, mute, dialect, PATIENT)])
+        client = client_of([http_engine := engine(folder, mute, dialect, PATIENT)])
         await client.pause()
-        mute.route, mute.engine = route, made
-        said = f"{mute.url} did not complete {route} within {PATIENT:g} s: it did not answer. No engine is left"
-        with pytest.raises(ProcessError, match=re.escape(said)):
+        mute.route, mute.engine = route, http_engine
+        message = f"{mute.url} did not complete {route} within {PATIENT:g} s: it did not answer. No engine is left"
+        with pytest.raises(ProcessError, match=re.escape(message)):
             await between_batches(client, folder)
         await client.close()
 

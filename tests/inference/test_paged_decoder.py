@@ -98,15 +98,15 @@ def over_rows(model: Any) -> CausalLM:
 
 
 def over_pages(model: Any) -> CausalLM:
-    made = CausalLM(model, kept_bytes=1 << 20, paged=(ROWS, LONGEST))
-    assert made._paged is not None
-    return made
+    paged_model = CausalLM(model, kept_bytes=1 << 20, paged=(ROWS, LONGEST))
+    assert paged_model._paged is not None
+    return paged_model
 
 
 def decoder_of(engine: TorchEngine) -> PagedDecoder:
-    found = engine._model._paged
-    assert found is not None
-    return found
+    decoder = engine._model._paged
+    assert decoder is not None
+    return decoder
 
 
 def story(model: CausalLM, kind: str, seed: int) -> list[Completion]:
@@ -163,15 +163,18 @@ STORIES = long_except(product(["qwen2", "qwen3"], range(6)), ("qwen2", 0), ("qwe
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("told", STORIES, ids=lambda told: f"{told[0]}-{told[1]}")
-def test_pages_hold_what_rows_hold_whatever_happens(told: tuple[str, int], recorded: list[int]) -> None:
-    kind, seed = told
+@pytest.mark.parametrize("case", STORIES, ids=lambda case: f"{case[0]}-{case[1]}")
+def test_pages_hold_what_rows_hold_whatever_happens(case: tuple[str, int], recorded: list[int]) -> None:
+    kind, seed = case
     expected = story(over_rows(nano_model(kind)), kind, seed)
-    found = story(over_pages(nano_model(kind)), kind, seed)
+    actual = story(over_pages(nano_model(kind)), kind, seed)
     assert len(expected) > 20 and recorded
-    for ours, theirs in zip(found, expected, strict=True):
-        assert (ours.token_ids, ours.weight_versions) == (theirs.token_ids, theirs.weight_versions)
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+    for completion, expected_completion in zip(actual, expected, strict=True):
+        assert (completion.token_ids, completion.weight_versions) == (
+            expected_completion.token_ids,
+            expected_completion.weight_versions,
+        )
+        assert completion.logprobs == pytest.approx(expected_completion.logprobs, abs=1e-4)
 
 
 @pytest.mark.sampled(6)
@@ -180,8 +183,8 @@ def test_pages_hold_what_rows_hold_whatever_happens(told: tuple[str, int], recor
 async def test_logprobs_equal_a_full_forward_pass(kind: str) -> None:
     engine = TorchEngine(nano_model(kind), nano_tokenizer(), max_num_seqs=16)
     assert isinstance(engine._model.new_cache(), PagedCache)
-    asked = [request(p, count=3, temperature=0.7) for p in prompts(1, 3, 9, 30)]
-    for question, completions in zip(asked, await asyncio.gather(*map(engine.generate, asked)), strict=True):
+    requests = [request(p, count=3, temperature=0.7) for p in prompts(1, 3, 9, 30)]
+    for question, completions in zip(requests, await asyncio.gather(*map(engine.generate, requests)), strict=True):
         for completion in completions:
             learned = full_forward_logprobs(nano_model(kind), question.prompt_ids, completion, temperature=0.7)
             torch.testing.assert_close(torch.tensor(completion.logprobs), learned, atol=1e-5, rtol=1e-5)
@@ -189,14 +192,19 @@ async def test_logprobs_equal_a_full_forward_pass(kind: str) -> None:
 
 @pytest.mark.usefixtures("roomy")
 async def test_weights_replaced_in_place_are_seen_without_another_recording(recorded: list[int]) -> None:
-    engine, asked = TorchEngine(nano_model("qwen3"), nano_tokenizer(), max_num_seqs=4), request((1, 2, 3), count=2)
-    await engine.generate(asked)
+    engine, generation_request = (
+        TorchEngine(nano_model("qwen3"), nano_tokenizer(), max_num_seqs=4),
+        request((1, 2, 3), count=2),
+    )
+    await engine.generate(generation_request)
     assert recorded == [2]
     await engine.pause()
     await engine.load_weights(Shared(tuple(nano_model("qwen3", seed=1).state_dict().items())), version=1)
     await engine.resume()
-    for completion in await engine.generate(asked):
-        learned = full_forward_logprobs(nano_model("qwen3", seed=1), asked.prompt_ids, completion, temperature=1.0)
+    for completion in await engine.generate(generation_request):
+        learned = full_forward_logprobs(
+            nano_model("qwen3", seed=1), generation_request.prompt_ids, completion, temperature=1.0
+        )
         torch.testing.assert_close(torch.tensor(completion.logprobs), learned, atol=1e-5, rtol=1e-5)
     assert recorded == [2]
 
@@ -204,28 +212,28 @@ async def test_weights_replaced_in_place_are_seen_without_another_recording(reco
 @pytest.mark.usefixtures("roomy")
 async def test_weights_that_moved_are_recorded_again(recorded: list[int]) -> None:
     model = nano_model()
-    engine, asked = TorchEngine(model, nano_tokenizer(), max_num_seqs=4), request((1, 2, 3))
-    await engine.generate(asked)
+    engine, generation_request = TorchEngine(model, nano_tokenizer(), max_num_seqs=4), request((1, 2, 3))
+    await engine.generate(generation_request)
     other = nano_model(seed=1)
-    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        ours.data = theirs.data
+    for weight, other_weight in zip(model.parameters(), other.parameters(), strict=True):
+        weight.data = other_weight.data
     engine._model.invalidate()
-    (completion,) = await engine.generate(asked)
+    (completion,) = await engine.generate(generation_request)
     assert recorded == [1, 1]
-    learned = full_forward_logprobs(nano_model(seed=1), asked.prompt_ids, completion, temperature=1.0)
+    learned = full_forward_logprobs(nano_model(seed=1), generation_request.prompt_ids, completion, temperature=1.0)
     torch.testing.assert_close(torch.tensor(completion.logprobs), learned, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.usefixtures("roomy")
 async def test_a_first_adapter_is_recorded_and_the_next_one_replaces_it_in_place(recorded: list[int]) -> None:
     model = nano_model()
-    engine, asked = TorchEngine(model, nano_tokenizer(), max_num_seqs=4), request((1, 2, 3))
-    (last,) = await engine.generate(asked)
+    engine, generation_request = TorchEngine(model, nano_tokenizer(), max_num_seqs=4), request((1, 2, 3))
+    (last,) = await engine.generate(generation_request)
     for scale in (1.0, 2.0):
         attach(model, {"model.layers.0.mlp.up_proj": LowRank(torch.ones(2, 32), torch.full((48, 2), scale))})
         engine._model.invalidate()
-        (completion,) = await engine.generate(asked)
-        learned = full_forward_logprobs(model, asked.prompt_ids, completion, temperature=1.0)
+        (completion,) = await engine.generate(generation_request)
+        learned = full_forward_logprobs(model, generation_request.prompt_ids, completion, temperature=1.0)
         torch.testing.assert_close(torch.tensor(completion.logprobs), learned, atol=1e-5, rtol=1e-5)
         assert completion != last
         last = completion
@@ -234,8 +242,8 @@ async def test_a_first_adapter_is_recorded_and_the_next_one_replaces_it_in_place
 
 @pytest.mark.usefixtures("roomy")
 async def test_sleep_gives_graphs_and_pages_up(recorded: list[int]) -> None:
-    engine, asked = TorchEngine(nano_model(), nano_tokenizer(), max_num_seqs=4), request((1, 2, 3))
-    before = await engine.generate(asked)
+    engine, generation_request = TorchEngine(nano_model(), nano_tokenizer(), max_num_seqs=4), request((1, 2, 3))
+    before = await engine.generate(generation_request)
     decoder = decoder_of(engine)
     assert decoder._graphs and decoder._pool.storage is not None
     await engine.pause()
@@ -243,7 +251,7 @@ async def test_sleep_gives_graphs_and_pages_up(recorded: list[int]) -> None:
     assert not decoder._graphs and decoder._pool.storage is None
     await engine.wake()
     await engine.resume()
-    assert await engine.generate(asked) == before
+    assert await engine.generate(generation_request) == before
     assert recorded == [1, 1]
     await engine.close()
     assert not decoder._graphs and decoder._pool.storage is None
@@ -288,9 +296,12 @@ async def test_where_a_recording_fails_steps_go_on_without(
     recorded: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = Driver(monkeypatch, fails=True)
-    engine, asked = TorchEngine(nano_model(), nano_tokenizer(), max_num_seqs=4), request((1, 2, 3), count=3)
-    for completion in await engine.generate(asked):
-        learned = full_forward_logprobs(nano_model(), asked.prompt_ids, completion, temperature=1.0)
+    engine, generation_request = (
+        TorchEngine(nano_model(), nano_tokenizer(), max_num_seqs=4),
+        request((1, 2, 3), count=3),
+    )
+    for completion in await engine.generate(generation_request):
+        learned = full_forward_logprobs(nano_model(), generation_request.prompt_ids, completion, temperature=1.0)
         torch.testing.assert_close(torch.tensor(completion.logprobs), learned, atol=1e-5, rtol=1e-5)
     assert len(driver.asked) == 1 and "without CUDA graphs" in caplog.text and "not permitted" in caplog.text
 
@@ -317,11 +328,11 @@ async def test_a_storage_above_its_share_is_given_up_with_the_last_row(
     recorded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = TorchEngine(nano_model(), nano_tokenizer(), max_num_seqs=4)
-    decoder, asked = decoder_of(engine), request((1, 2, 3))
-    kept = await engine.generate(asked)
+    decoder, generation_request = decoder_of(engine), request((1, 2, 3))
+    kept = await engine.generate(generation_request)
     assert decoder._pool.storage is not None and decoder._graphs
     monkeypatch.setattr(PagePool, "kept_bytes", 0)
-    assert await engine.generate(asked) == kept
+    assert await engine.generate(generation_request) == kept
     assert decoder._pool.storage is None and not decoder._graphs
 
 
@@ -330,26 +341,26 @@ def test_twice_what_the_rows_in_flight_may_need_is_reserved_however_many_may_com
     lent = pool(rows=64)
     admit(PagedCache(lent), 1, 2, 3, copies=2, total=64)
     assert lent.storage is not None
-    each = 16 if lent.storage.page == 4 else 1  # pages of a row of 64 tokens
-    assert lent.storage.pages == 2 * (1 + 2 * each)  # one is for padding
+    pages_per_row = 16 if lent.storage.page == 4 else 1  # pages of a row of 64 tokens
+    assert lent.storage.pages == 2 * (1 + 2 * pages_per_row)  # one is for padding
 
 
 def test_where_memory_is_short_only_what_is_needed_is_reserved(
     small_pages: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    requested_pages: list[int] = []
     grown = PagePool._grown
 
     def short(pool: PagePool, old: PageStorage | None, pages: int, *sizes: int) -> PageStorage:
-        asked.append(pages)
-        if len(asked) == 1:
+        requested_pages.append(pages)
+        if len(requested_pages) == 1:
             raise torch.OutOfMemoryError
         return grown(pool, old, pages, *sizes)
 
     monkeypatch.setattr(PagePool, "_grown", short)
     monkeypatch.setattr(PagePool, "_room", lambda pool: 1000)
     admit(PagedCache(pool(rows=64)), 1, 2, 3)
-    assert asked[0] > asked[1] <= 3
+    assert requested_pages[0] > requested_pages[1] <= 3
 
 
 def test_the_numbers_of_rows_that_are_recorded_are_few() -> None:
@@ -372,10 +383,10 @@ def test_a_batch_that_failed_leaves_nothing_in_the_next_one(recorded: list[int])
         failing.advance((), (), lambda: False)
     with torch.no_grad():
         model.lm_head.weight[0, 0] = head
-    asked = Job(prompt_ids=(4, 5), sampling=SamplingParams(), keys=keys("next", 5), limit=40)
-    DecodeBatch(lm, nano_tokenizer(), eos_ids=(), weight_version=0).advance((), [asked], lambda: False)
-    for completion in asked.completions.values():
-        learned = full_forward_logprobs(nano_model(), asked.prompt_ids, completion, temperature=1.0)
+    next_job = Job(prompt_ids=(4, 5), sampling=SamplingParams(), keys=keys("next", 5), limit=40)
+    DecodeBatch(lm, nano_tokenizer(), eos_ids=(), weight_version=0).advance((), [next_job], lambda: False)
+    for completion in next_job.completions.values():
+        learned = full_forward_logprobs(nano_model(), next_job.prompt_ids, completion, temperature=1.0)
         torch.testing.assert_close(torch.tensor(completion.logprobs), learned, atol=1e-5, rtol=1e-5)
 
 
@@ -405,7 +416,7 @@ def test_rows_that_leave_give_their_pages_back_and_become_padding(small_pages: N
     for row, first in enumerate((10, 30, 40)):
         ids, ((keys, values),) = cache.computed(row, cache.window.end - 6)
         assert ids == tuple(range(first, first + 6))
-        assert keys[0, :, 0].tolist() == [-each for each in values[0, :, 0].tolist()] == list(ids)
+        assert keys[0, :, 0].tolist() == [-value for value in values[0, :, 0].tolist()] == list(ids)
 
 
 def test_copies_of_computed_tokens_take_no_more_memory_than_the_tokens(small_pages: None) -> None:
@@ -481,8 +492,8 @@ def deviation(completions: list[Completion], prompt: tuple[int, ...], seed: int 
     """Mean difference in nats from the float32 model with the same weights."""
     model = cuda_model(seed=seed).float().cpu()
     differences = [
-        (torch.tensor(each.logprobs) - full_forward_logprobs(model, prompt, each, temperature=1.0)).abs()
-        for each in completions
+        (torch.tensor(completion.logprobs) - full_forward_logprobs(model, prompt, completion, temperature=1.0)).abs()
+        for completion in completions
     ]
     return float(torch.cat(differences).mean())
 
@@ -503,8 +514,8 @@ async def conversations(engine: TorchEngine) -> list[tuple[tuple[int, ...], Comp
         for number, (question, answer) in enumerate(zip(first, answers, strict=True))
     ]
     later = await asyncio.gather(*map(engine.generate, second))
-    asked = zip([*first, *second], [*answers, *later], strict=True)
-    return [(question.prompt_ids, each) for question, answer in asked for each in answer]
+    pairs = zip([*first, *second], [*answers, *later], strict=True)
+    return [(question.prompt_ids, completion) for question, answer in pairs for completion in answer]
 
 
 @pytest.mark.gpu
@@ -515,50 +526,60 @@ async def test_graphs_compute_what_steps_without_graphs_compute(monkeypatch: pyt
     monkeypatch.setattr(paged_attention, "refusal", lambda *_: "switched off")
     plain = await conversations(TorchEngine(cuda_model(), nano_tokenizer(), max_num_seqs=16))
     assert len(replayed) == len(plain) == 20
-    noise = max(deviation([each], prompt) for prompt, each in plain)
-    assert max(deviation([each], prompt) for prompt, each in replayed) < 2 * noise + 0.005
+    noise = max(deviation([completion], prompt) for prompt, completion in plain)
+    assert max(deviation([completion], prompt) for prompt, completion in replayed) < 2 * noise + 0.005
 
 
 @pytest.mark.gpu
 async def test_replays_see_weights_that_were_replaced_in_place() -> None:
-    engine, asked = TorchEngine(cuda_model(), nano_tokenizer(), max_num_seqs=4), request((1, 2, 3), count=4)
-    old = await engine.generate(asked)
+    engine, generation_request = (
+        TorchEngine(cuda_model(), nano_tokenizer(), max_num_seqs=4),
+        request((1, 2, 3), count=4),
+    )
+    old = await engine.generate(generation_request)
     graphs = dict(decoder_of(engine)._graphs)
     await engine.pause()
     await engine.load_weights(Shared(tuple(cuda_model(seed=1).state_dict().items())), version=1)
     await engine.resume()
-    new = await engine.generate(asked)
+    new = await engine.generate(generation_request)
     assert graphs and decoder_of(engine)._graphs == graphs
-    assert deviation(list(new), asked.prompt_ids, seed=1) < 0.05 < deviation(list(old), asked.prompt_ids, seed=1)
+    assert (
+        deviation(list(new), generation_request.prompt_ids, seed=1)
+        < 0.05
+        < deviation(list(old), generation_request.prompt_ids, seed=1)
+    )
 
 
 @pytest.mark.gpu
 async def test_an_engine_on_cuda_sleeps_and_samples_the_same_afterwards() -> None:
-    engine, asked = TorchEngine(cuda_model(), nano_tokenizer(), max_num_seqs=4), request((1, 2, 3), count=3)
-    before, held = await engine.generate(asked), torch.cuda.memory_reserved()
+    engine, generation_request = (
+        TorchEngine(cuda_model(), nano_tokenizer(), max_num_seqs=4),
+        request((1, 2, 3), count=3),
+    )
+    before, reserved = await engine.generate(generation_request), torch.cuda.memory_reserved()
     await engine.pause()
     await engine.sleep()
     assert not decoder_of(engine)._graphs and decoder_of(engine)._pool.storage is None
-    assert torch.cuda.memory_reserved() < held
+    assert torch.cuda.memory_reserved() < reserved
     await engine.wake()
     await engine.resume()
-    after = await engine.generate(asked)
-    assert [each.token_ids for each in after] == [each.token_ids for each in before]
+    after = await engine.generate(generation_request)
+    assert [completion.token_ids for completion in after] == [completion.token_ids for completion in before]
 
 
 @pytest.mark.gpu
 def test_several_engines_record_at_the_same_time() -> None:
-    found: Counter[tuple[int, ...]] = Counter()
+    counts: Counter[tuple[int, ...]] = Counter()
 
     def draw() -> None:
         engine = TorchEngine(cuda_model(), nano_tokenizer(), max_num_seqs=16)
-        asked = [request((1, 2, 3), count=count, name="same") for count in (1, 3, 9)]
-        for question in asked:
-            found[asyncio.run(engine.generate(question))[0].token_ids] += 1
+        requests = [request((1, 2, 3), count=count, name="same") for count in (1, 3, 9)]
+        for question in requests:
+            counts[asyncio.run(engine.generate(question))[0].token_ids] += 1
 
     threads = [threading.Thread(target=draw) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found.total() == 9
+    assert counts.total() == 9

@@ -15,9 +15,11 @@ from skyrl.inference.torch.engine import TorchEngine
 from tests.inference.nano import KINDS, nano_model, nano_tokenizer, prompts, request
 
 
-async def drawn(engine: TorchEngine, *asked: tuple[int, ...], scores: bool = True, **sampling: Any) -> list[Completion]:
+async def drawn(
+    engine: TorchEngine, *prompts: tuple[int, ...], scores: bool = True, **sampling: Any
+) -> list[Completion]:
     """The first completion of each prompt, all requested at once."""
-    requests = [evolve(request(prompt, **sampling), scores_prompt=scores) for prompt in asked]
+    requests = [evolve(request(prompt, **sampling), scores_prompt=scores) for prompt in prompts]
     try:
         return [first for first, *_ in await asyncio.gather(*map(engine.generate, requests))]
     finally:
@@ -28,8 +30,10 @@ def assert_scores(model: torch.nn.Module, prompt: tuple[int, ...], scores: Promp
     with torch.no_grad():
         expected = model(torch.tensor([prompt]), use_cache=False).logits[0, :-1].log_softmax(-1)
     assert scores is not None and len(scores.logprobs) == len(scores.likeliest) == len(prompt) - 1
-    given = expected.gather(1, torch.tensor(prompt[1:], dtype=torch.int64)[:, None])[:, 0]
-    torch.testing.assert_close(torch.tensor(scores.logprobs, dtype=torch.float32), given, atol=2e-5, rtol=1e-5)
+    prompt_logprobs = expected.gather(1, torch.tensor(prompt[1:], dtype=torch.int64)[:, None])[:, 0]
+    torch.testing.assert_close(
+        torch.tensor(scores.logprobs, dtype=torch.float32), prompt_logprobs, atol=2e-5, rtol=1e-5
+    )
     best = torch.tensor(scores.likeliest_logprobs, dtype=torch.float32)
     torch.testing.assert_close(best, expected.max(-1).values, atol=2e-5, rtol=1e-5)
     assert list(scores.likeliest) == expected.argmax(-1).tolist()
@@ -39,23 +43,23 @@ def assert_scores(model: torch.nn.Module, prompt: tuple[int, ...], scores: Promp
 @pytest.mark.parametrize("kind", KINDS)
 async def test_scores_are_those_of_one_forward_pass(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(causal_lm, "_SCORED_TOKENS", 7)
-    model, asked = nano_model(kind), prompts(1, 2, 7, 8, 40)
+    model, prompt_ids = nano_model(kind), prompts(1, 2, 7, 8, 40)
     engine = TorchEngine(model, nano_tokenizer(), max_num_seqs=8)
     reference = nano_model(kind)
-    for prompt, completion in zip(asked, await drawn(engine, *asked, temperature=0.5), strict=True):
+    for prompt, completion in zip(prompt_ids, await drawn(engine, *prompt_ids, temperature=0.5), strict=True):
         assert_scores(reference, prompt, completion.prompt_scores)
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_request_with_scores_draws_the_same_tokens(kind: str) -> None:
-    asked = prompts(9, 20)
+    prompt_ids = prompts(9, 20)
     plain, scored = [
-        await drawn(TorchEngine(nano_model(kind), nano_tokenizer(), max_num_seqs=8), *asked, scores=scores)
+        await drawn(TorchEngine(nano_model(kind), nano_tokenizer(), max_num_seqs=8), *prompt_ids, scores=scores)
         for scores in (False, True)
     ]
-    assert [each.token_ids for each in plain] == [each.token_ids for each in scored]
-    assert [each.prompt_scores for each in plain] == [None, None]
+    assert [completion.token_ids for completion in plain] == [completion.token_ids for completion in scored]
+    assert [completion.prompt_scores for completion in plain] == [None, None]
 
 
 async def test_a_prefix_that_is_kept_does_not_shorten_the_scores() -> None:

@@ -107,15 +107,21 @@ def learner(seed: int) -> tuple[Any, Adapter]:
 ASKED = [request(prompt, count=2, max_generate_length=12) for prompt in prompts(5, 9)]
 
 
-def by(name: str | None, asked: GenerationRequest = ASKED[0]) -> GenerationRequest:
-    return evolve(asked, adapter=name)
+def by(name: str | None, generation_request: GenerationRequest = ASKED[0]) -> GenerationRequest:
+    return evolve(generation_request, adapter=name)
 
 
-def far(model: Any, asked: GenerationRequest, drawn: tuple[Completion, ...]) -> float:
+def far(model: Any, generation_request: GenerationRequest, drawn: tuple[Completion, ...]) -> float:
     """Largest difference from the log-probabilities of a forward pass of the model, in nats."""
     return max(
-        (torch.tensor(each.logprobs) - full_forward_logprobs(model, asked.prompt_ids, each, 1.0)).abs().max().item()
-        for each in drawn
+        (
+            torch.tensor(completion.logprobs)
+            - full_forward_logprobs(model, generation_request.prompt_ids, completion, 1.0)
+        )
+        .abs()
+        .max()
+        .item()
+        for completion in drawn
     )
 
 
@@ -124,15 +130,15 @@ async def eight_in_one_batch(kind: str, folder: Path) -> None:
     learners = {f"of {seed}": learner(seed) for seed in range(8)}
     for name, (_, adapter) in learners.items():
         await engine.add_adapter(name, adapter)
-    alone = [await engine.generate(by(name)) for name in (*learners, None)]
+    unbatched = [await engine.generate(by(name)) for name in (*learners, None)]
     before = steps.taken
     together = await asyncio.gather(*(engine.generate(by(name)) for name in (*learners, None)))
     models = [*(model for model, _ in learners.values()), small_model()]
-    for model, one, other in zip(models, alone, together, strict=True):
-        assert [each.token_ids for each in one] == [each.token_ids for each in other]
+    for model, one, other in zip(models, unbatched, together, strict=True):
+        assert [completion.token_ids for completion in one] == [completion.token_ids for completion in other]
         assert far(model, ASKED[0], other) < 1e-4
     assert steps.taken - before < 30, "the adapters share steps"
-    assert len({each[0].token_ids for each in together}) > 6
+    assert len({completions[0].token_ids for completions in together}) > 6
     for name in learners:
         await engine.remove_adapter(name)
 
@@ -201,8 +207,8 @@ async def more_than_resident(kind: str, folder: Path) -> None:
     for name, (_, adapter) in learners.items():
         await engine.add_adapter(name, adapter)
     first = {name: await engine.generate(by(name)) for name in learners}
-    again = {name: await engine.generate(by(name)) for name in learners}  # each had left to make room
-    assert first == again
+    second = {name: await engine.generate(by(name)) for name in learners}  # each had left to make room
+    assert first == second
     together = await asyncio.gather(*(engine.generate(by(name)) for name in (*learners, None)))
     assert [far(model, ASKED[0], drawn) < 1e-4 for (model, _), drawn in zip(learners.values(), together, strict=False)]
     assert far(small_model(), ASKED[0], together[-1]) < 1e-4
@@ -250,7 +256,10 @@ async def cancelled_requests(kind: str, folder: Path) -> None:
         with suppress(asyncio.CancelledError):
             await task
     drawn = await asyncio.gather(*(engine.generate(by(name)) for name in learners))
-    assert max(far(model, ASKED[0], each) for (model, _), each in zip(learners.values(), drawn, strict=True)) < 1e-4
+    assert (
+        max(far(model, ASKED[0], completions) for (model, _), completions in zip(learners.values(), drawn, strict=True))
+        < 1e-4
+    )
     await asyncio.gather(*map(engine.remove_adapter, learners))
 
 
@@ -264,21 +273,21 @@ def likeliest(model: Any, ids: tuple[int, ...], top: int, temperature: float = 1
     """After each token but the last: transformers' likeliest tokens and their log-probabilities."""
     with torch.no_grad():
         logits = model(torch.tensor([ids]), use_cache=False).logits[0, :-1]
-    found = (logits / temperature).log_softmax(-1).topk(top)
-    return found.indices, found.values
+    topk = (logits / temperature).log_softmax(-1).topk(top)
+    return topk.indices, topk.values
 
 
-def agree(found: TopLogprobs | None, tokens: Tensor, logprobs: Tensor) -> None:
-    assert found is not None
-    assert found.token_ids.tolist() == tokens.tolist()
-    torch.testing.assert_close(torch.from_numpy(found.logprobs.copy()), logprobs, atol=2e-5, rtol=1e-5)
+def agree(top_logprobs: TopLogprobs | None, tokens: Tensor, logprobs: Tensor) -> None:
+    assert top_logprobs is not None
+    assert top_logprobs.token_ids.tolist() == tokens.tolist()
+    torch.testing.assert_close(torch.from_numpy(top_logprobs.logprobs.copy()), logprobs, atol=2e-5, rtol=1e-5)
 
 
 async def likeliest_tokens(kind: str, folder: Path) -> None:
     engine, _ = engine_of(kind, folder)
     model, adapter = learner(3)
     await engine.add_adapter("one", adapter)
-    asked = [
+    requests = [
         evolve(
             request(prompt, count=2, temperature=0.7, top_k=3),
             adapter=name,
@@ -288,22 +297,26 @@ async def likeliest_tokens(kind: str, folder: Path) -> None:
         )
         for prompt, name, top in zip(prompts(1, 7, 30, 8), ("one", None, "one", None), (5, 2, 1, 0), strict=True)
     ]
-    for one, completions in zip(asked, await asyncio.gather(*map(engine.generate, asked)), strict=True):
-        scored = model if one.adapter else small_model()
-        for each in completions:
-            assert each.prompt_scores is not None
-            agree(each.prompt_scores.top, *likeliest(scored, one.prompt_ids, 4))
-            assert far_at(scored, one, each, 0.7) < 1e-4
-            if one.top_logprobs:
-                whole = likeliest(scored, one.prompt_ids + each.token_ids, one.top_logprobs, 0.7)
-                agree(each.top_logprobs, *(part[len(one.prompt_ids) - 1 :] for part in whole))
+    for generation_request, completions in zip(
+        requests, await asyncio.gather(*map(engine.generate, requests)), strict=True
+    ):
+        scored = model if generation_request.adapter else small_model()
+        for completion in completions:
+            assert completion.prompt_scores is not None
+            agree(completion.prompt_scores.top, *likeliest(scored, generation_request.prompt_ids, 4))
+            assert far_at(scored, generation_request, completion, 0.7) < 1e-4
+            if generation_request.top_logprobs:
+                expected = likeliest(
+                    scored, generation_request.prompt_ids + completion.token_ids, generation_request.top_logprobs, 0.7
+                )
+                agree(completion.top_logprobs, *(part[len(generation_request.prompt_ids) - 1 :] for part in expected))
             else:
-                assert each.top_logprobs is None
+                assert completion.top_logprobs is None
     await engine.remove_adapter("one")
 
 
-def far_at(model: Any, asked: GenerationRequest, drawn: Completion, temperature: float) -> float:
-    expected = full_forward_logprobs(model, asked.prompt_ids, drawn, temperature)
+def far_at(model: Any, generation_request: GenerationRequest, drawn: Completion, temperature: float) -> float:
+    expected = full_forward_logprobs(model, generation_request.prompt_ids, drawn, temperature)
     return (torch.tensor(drawn.logprobs) - expected).abs().max().item()
 
 
@@ -321,18 +334,20 @@ async def samples(kind: str, folder: Path) -> None:
     write_adapter(adapter, stored)
     await samplers.publish_stored("the same", stored)
     prompt = prompts(6)[0]
-    asked = SampleRequest(sampler="one", prompt=prompt, n=2, max_tokens=10, seed=5)
+    sample_request = SampleRequest(sampler="one", prompt=prompt, n=2, max_tokens=10, seed=5)
     (one,), (other,), (third,) = [
-        await asyncio.gather(samplers.sample(each))
-        for each in (asked, evolve(asked, sampler="the same"), evolve(asked, seed=6))
+        await asyncio.gather(samplers.sample(variant))
+        for variant in (sample_request, evolve(sample_request, sampler="the same"), evolve(sample_request, seed=6))
     ]
-    drawn = [[(each.tokens, each.logprobs) for each in result.sequences] for result in (one, other, third)]
+    drawn = [[(sequence.tokens, sequence.logprobs) for sequence in result.sequences] for result in (one, other, third)]
     assert drawn[0] == drawn[1] != drawn[2]
-    crowd = [evolve(asked, sampler=name, seed=seed) for seed in range(6) for name in ("one", "the same", None)]
-    among = await asyncio.gather(samplers.sample(asked), *map(samplers.sample, crowd))
-    assert [each.tokens for each in among[0].sequences] == [each.tokens for each in one.sequences]
+    crowd = [evolve(sample_request, sampler=name, seed=seed) for seed in range(6) for name in ("one", "the same", None)]
+    among = await asyncio.gather(samplers.sample(sample_request), *map(samplers.sample, crowd))
+    assert [sequence.tokens for sequence in among[0].sequences] == [sequence.tokens for sequence in one.sequences]
 
-    scored = await samplers.sample(evolve(asked, prompt_logprobs=True, topk_prompt_logprobs=2, topk_sample_logprobs=3))
+    scored = await samplers.sample(
+        evolve(sample_request, prompt_logprobs=True, topk_prompt_logprobs=2, topk_sample_logprobs=3)
+    )
     assert scored.prompt_logprobs is not None and len(scored.prompt_logprobs) == len(prompt)
     assert scored.prompt_logprobs[0] != scored.prompt_logprobs[0]
     assert scored.prompt_top is not None and scored.prompt_top.token_ids.shape == (len(prompt) - 1, 2)
@@ -340,19 +355,19 @@ async def samples(kind: str, folder: Path) -> None:
     assert first.top is not None and first.top.token_ids.shape == (len(first.tokens), 3)
     assert (one.prompt_logprobs, one.prompt_top, one.sequences[0].top) == (None, None, None)
 
-    whole = (await samplers.sample(evolve(asked, n=1, max_tokens=None, stop_tokens=()))).sequences[0]
-    assert len(whole.tokens) == LENGTH - len(prompt) and not whole.ended  # not even an end token ends it
-    end = whole.tokens[7]
-    until = whole.tokens[: whole.tokens.index(end) + 1]
-    stopped = (await samplers.sample(evolve(asked, n=1, max_tokens=None, stop_tokens=(end,)))).sequences[0]
+    sequence = (await samplers.sample(evolve(sample_request, n=1, max_tokens=None, stop_tokens=()))).sequences[0]
+    assert len(sequence.tokens) == LENGTH - len(prompt) and not sequence.ended  # not even an end token ends it
+    end = sequence.tokens[7]
+    until = sequence.tokens[: sequence.tokens.index(end) + 1]
+    stopped = (await samplers.sample(evolve(sample_request, n=1, max_tokens=None, stop_tokens=(end,)))).sequences[0]
     assert (stopped.tokens, stopped.ended) == (until, True)
-    text = nano_tokenizer().decode(whole.tokens[3:5])
+    text = nano_tokenizer().decode(sequence.tokens[3:5])
     if "\N{REPLACEMENT CHARACTER}" not in text:
-        at_text = (await samplers.sample(evolve(asked, n=1, stop=(text,), stop_tokens=()))).sequences[0]
+        at_text = (await samplers.sample(evolve(sample_request, n=1, stop=(text,), stop_tokens=()))).sequences[0]
         assert at_text.ended and text in nano_tokenizer().decode(at_text.tokens)
     await asyncio.gather(samplers.unpublish("one"), samplers.unpublish("the same"), samplers.unpublish("nobody"))
     with pytest.raises(RequestError, match="there is no sampler one: it was never published, or was deleted"):
-        await samplers.sample(asked)
+        await samplers.sample(sample_request)
 
 
 @both
@@ -361,7 +376,7 @@ def test_samplers_answer_requests_of_the_service(kind: str, host: Host, folder: 
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"prompt": ()}, "the prompt is empty"),
         ({"prompt": (1,) * LENGTH}, "the prompt has 96 tokens, and the model holds 96"),
@@ -379,11 +394,11 @@ def test_samplers_answer_requests_of_the_service(kind: str, host: Host, folder: 
     ],
 )
 async def test_a_request_that_cannot_be_answered_is_refused_in_one_sentence(
-    change: dict[str, Any], said: str, tmp_path: Path
+    change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     engine = TorchEngine(small_model(), nano_tokenizer(), max_num_seqs=8)
     samplers = Samplers(engine, max_model_len=LENGTH, vocabulary=VOCABULARY, snapshots=tmp_path)
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(RequestError, match=message):
         await samplers.sample(evolve(SampleRequest(sampler=None, prompt=(1, 2)), **change))
     await engine.close()
 
@@ -428,8 +443,10 @@ async def test_an_engine_that_starts_later_gets_the_adapters_that_are_stored(fol
         await asyncio.sleep(0)
         assert not publishing.done()  # until the late engine is among those that get it
     await publishing
-    here, there = [await each.generate(by("one")) for each in (engine, late)]
-    assert [each.token_ids for each in here] == [each.token_ids for each in there]
+    completions, late_completions = [await sampler.generate(by("one")) for sampler in (engine, late)]
+    assert [completion.token_ids for completion in completions] == [
+        completion.token_ids for completion in late_completions
+    ]
     with pytest.raises(UserError, match="there is no adapter two; loaded: one$"):
         await late.generate(by("two"))
     await asyncio.gather(engine.close(), late.close())
@@ -450,17 +467,17 @@ async def test_a_deterministic_engine_draws_the_same_bits_beside_others(folder: 
     learners = {f"of {seed}": learner(seed) for seed in range(3)}
     for name, (_, adapter) in learners.items():
         await engine.add_adapter(name, adapter)
-    alone = [await engine.generate(by(name)) for name in learners]
-    assert alone == list(await asyncio.gather(*(engine.generate(by(name)) for name in learners)))
+    unbatched = [await engine.generate(by(name)) for name in learners]
+    assert unbatched == list(await asyncio.gather(*(engine.generate(by(name)) for name in learners)))
     await engine.close()
 
 
 async def test_a_request_without_ends_goes_past_the_models_own(folder: Path) -> None:
     engine, _ = made(folder)
-    one = request(prompts(4)[0], count=16, max_generate_length=60, temperature=2.0)
-    ended = [each for each in await engine.generate(one) if each.stop_reason == "stop"]
-    assert ended and all(each.token_ids[-1] == EOS for each in ended)
-    endless = await engine.generate(evolve(one, end_ids=()))
-    assert {len(each.token_ids) for each in endless} == {60}
-    assert any(EOS in each.token_ids for each in endless)
+    generation_request = request(prompts(4)[0], count=16, max_generate_length=60, temperature=2.0)
+    ended = [completion for completion in await engine.generate(generation_request) if completion.stop_reason == "stop"]
+    assert ended and all(completion.token_ids[-1] == EOS for completion in ended)
+    endless = await engine.generate(evolve(generation_request, end_ids=()))
+    assert {len(completion.token_ids) for completion in endless} == {60}
+    assert any(EOS in completion.token_ids for completion in endless)
     await engine.close()

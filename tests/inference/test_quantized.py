@@ -33,11 +33,11 @@ def test_the_largest_of_a_row_is_127_of_its_scale() -> None:
 @pytest.mark.vnni
 @torch.no_grad()
 def test_the_product_is_that_of_both_rounded_sides() -> None:
-    one, x, residual = layer(0, bias=True), torch.randn(9, 64), torch.randn(9, 48)
-    rounded_x, rounded_w = (levels * scales for levels, scales in map(quantized.quantized, (x, one.weight)))
-    expected = nn.functional.linear(rounded_x, rounded_w, one.bias)
-    torch.testing.assert_close(Quantized(one)(x), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(Quantized(one).plus(x, residual), expected + residual, atol=1e-5, rtol=1e-5)
+    linear, x, residual = layer(0, bias=True), torch.randn(9, 64), torch.randn(9, 48)
+    rounded_x, rounded_w = (levels * scales for levels, scales in map(quantized.quantized, (x, linear.weight)))
+    expected = nn.functional.linear(rounded_x, rounded_w, linear.bias)
+    torch.testing.assert_close(Quantized(linear)(x), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(Quantized(linear).plus(x, residual), expected + residual, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
@@ -65,31 +65,31 @@ def test_what_is_not_finite_stays_so() -> None:
 @pytest.mark.vnni
 @pytest.mark.parametrize("kind", ["qwen2", "qwen2, tied", "qwen3", "llama"])
 async def test_samples_in_eight_bits_are_the_models_but_for_hundredths_of_a_nat(kind: str) -> None:
-    asked = request(prompts(9)[0], count=4, max_generate_length=16)
-    for completion in await engine(kind).generate(asked):
-        exact = full_forward_logprobs(nano_model(kind), asked.prompt_ids, completion, 1.0)
+    generation_request = request(prompts(9)[0], count=4, max_generate_length=16)
+    for completion in await engine(kind).generate(generation_request):
+        exact = full_forward_logprobs(nano_model(kind), generation_request.prompt_ids, completion, 1.0)
         difference = (torch.tensor(completion.logprobs) - exact).abs().mean()
         assert 1e-4 < difference < 0.1
 
 
 @pytest.mark.vnni
 async def test_a_sample_in_deterministic_mode_is_the_same_alone_and_among_others() -> None:
-    alone, among = engine(deterministic=True), engine(deterministic=True)
-    asked, other = request((1, 2, 3), count=2), request((4, 5, 6, 7), count=3)
-    _, answer = await asyncio.gather(among.generate(other), among.generate(asked))
-    assert await alone.generate(asked) == answer
+    unbatched_engine, among = engine(deterministic=True), engine(deterministic=True)
+    generation_request, other = request((1, 2, 3), count=2), request((4, 5, 6, 7), count=3)
+    _, answer = await asyncio.gather(among.generate(other), among.generate(generation_request))
+    assert await unbatched_engine.generate(generation_request) == answer
 
 
 @pytest.mark.vnni
 async def test_new_weights_are_rounded_anew() -> None:
-    sampling, asked = engine(), request((1, 2, 3), temperature=0.0)
+    sampling, generation_request = engine(), request((1, 2, 3), temperature=0.0)
     await sampling.pause()
     learned = nano_model(seed=1)
     await sampling.load_weights(Shared(tuple((n, p.detach()) for n, p in learned.named_parameters())), version=1)
     await sampling.resume()
     fresh = TorchEngine(learned.bfloat16(), nano_tokenizer(), max_num_seqs=8, int8=True)
-    (ours,), (theirs,) = await sampling.generate(asked), await fresh.generate(asked)
-    assert (ours.token_ids, ours.logprobs) == (theirs.token_ids, theirs.logprobs)
+    (actual,), (expected,) = await sampling.generate(generation_request), await fresh.generate(generation_request)
+    assert (actual.token_ids, actual.logprobs) == (expected.token_ids, expected.logprobs)
 
 
 @pytest.mark.parametrize("kind", ["qwen2, eager", "qwen2, windows of 6"])

@@ -36,7 +36,7 @@ GROUP = TransferGroup(host="127.0.0.1", port=1, name="a meeting", size=2, rank=1
 def sent(path: Path, **tensors: torch.Tensor) -> Folder:
     path.mkdir(parents=True)
     FolderSender(path=str(path), dtype="float32")(iter(tensors.items()))
-    return Folder(path=str(path), weights=tuple(weight_info(*each) for each in tensors.items()))
+    return Folder(path=str(path), weights=tuple(weight_info(*named_tensor) for named_tensor in tensors.items()))
 
 
 def test_a_receipt_names_the_set_of_files_that_was_loaded(tmp_path: Path) -> None:
@@ -69,20 +69,20 @@ def test_every_receiver_has_to_give_the_receipt_of_what_was_sent(
     tmp_path: Path, outcomes: list[Any], reason: str
 ) -> None:
     incoming = sent(tmp_path / "sent", a=torch.zeros(3))
-    given = [acknowledgement(incoming) if each == "{}" else each for each in outcomes]
-    found = load_failure(given, incoming)
-    assert found == "" if reason == "" else reason in found
+    receipts = [acknowledgement(incoming) if outcome == "{}" else outcome for outcome in outcomes]
+    failure = load_failure(receipts, incoming)
+    assert failure == "" if reason == "" else reason in failure
 
 
 def test_what_a_model_holds_is_compared_with_what_arrived_in_the_models_type() -> None:
     arrived = torch.tensor([1.0, 1.001, -3.0])
     refuse_not_loaded({"w": (arrived.bfloat16(), arrived), "x": (arrived.clone(), arrived)})
     refuse_not_loaded({})
-    for place, value in ((0, 1.0078125), (1, float("nan")), (2, 0.0)):
-        held = arrived.bfloat16()
-        held[place] = value
+    for index, value in ((0, 1.0078125), (1, float("nan")), (2, 0.0)):
+        loaded = arrived.bfloat16()
+        loaded[index] = value
         with pytest.raises(WeightSyncError, match="^w and 1 more arrived and is not what the model holds"):
-            refuse_not_loaded({"v": (arrived, arrived), "w": (held, arrived), "x": (held, arrived)})
+            refuse_not_loaded({"v": (arrived, arrived), "w": (loaded, arrived), "x": (loaded, arrived)})
 
 
 class OneMemory(nn.Module):

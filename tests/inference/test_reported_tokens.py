@@ -15,12 +15,12 @@ from tests.inference.nano import nano_model, nano_tokenizer, request
 
 def together(reported: list[NewTokens]) -> dict[int, tuple[int, ...]]:
     """The tokens of each sample, which come in order."""
-    found: dict[int, tuple[int, ...]] = {}
+    tokens_by_index: dict[int, tuple[int, ...]] = {}
     for new in reported:
-        before = found.get(new.index, ())
+        before = tokens_by_index.get(new.index, ())
         assert new.start == len(before)
-        found[new.index] = before + new.token_ids
-    return found
+        tokens_by_index[new.index] = before + new.token_ids
+    return tokens_by_index
 
 
 async def test_every_sample_of_a_request_reports_all_of_its_tokens_once() -> None:
@@ -30,7 +30,7 @@ async def test_every_sample_of_a_request_reports_all_of_its_tokens_once() -> Non
     silent = await engine.generate(request((1, 2, 3), count=3))
     await engine.close()
     assert together(reported) == {index: completion.token_ids for index, completion in enumerate(drawn)}
-    assert [each.token_ids for each in drawn] == [each.token_ids for each in silent]
+    assert [completion.token_ids for completion in drawn] == [completion.token_ids for completion in silent]
 
 
 async def test_a_sample_that_is_computed_anew_after_a_pause_reports_no_token_twice() -> None:

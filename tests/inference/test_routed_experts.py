@@ -34,12 +34,12 @@ def named(completion: Completion) -> Any:
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
 async def test_all_tokens_but_the_newest_come_with_the_experts_of_a_whole_pass(kind: str) -> None:
     engine = TorchEngine(nano_model(kind), nano_tokenizer(), max_num_seqs=4, returns_experts=True)
-    asked = [request(prompt, count=2) for prompt in prompts(5, 9, 10, 17)]  # some wait, and join a ragged batch
-    drawn = await asyncio.gather(*map(engine.generate, asked))
+    requests = [request(prompt, count=2) for prompt in prompts(5, 9, 10, 17)]  # some wait, and join a ragged batch
+    drawn = await asyncio.gather(*map(engine.generate, requests))
     await engine.close()
-    for each, completions in zip(asked, drawn, strict=True):
+    for generation_request, completions in zip(requests, drawn, strict=True):
         for completion in completions:
-            assert named(completion).equal(met(kind, each.prompt_ids, completion))
+            assert named(completion).equal(met(kind, generation_request.prompt_ids, completion))
 
 
 async def test_tokens_that_are_computed_anew_after_a_pause_keep_the_experts_that_they_met() -> None:
@@ -52,8 +52,8 @@ async def test_tokens_that_are_computed_anew_after_a_pause_keep_the_experts_that
             loop.call_soon_threadsafe(third.set)
             assert gate.wait(60)
 
-    asked = evolve(request((1, 2, 3)), on_tokens=hold_behind_the_third)
-    drawing = asyncio.ensure_future(engine.generate(asked))
+    generation_request = evolve(request((1, 2, 3)), on_tokens=hold_behind_the_third)
+    drawing = asyncio.ensure_future(engine.generate(generation_request))
     await asyncio.wait_for(third.wait(), 60)
     pausing = asyncio.ensure_future(engine.pause("recompute"))
     await asyncio.sleep(0)

@@ -55,9 +55,9 @@ def test_filters_and_penalty_equal_those_of_transformers_for_rows_with_different
     for seed in range(20):
         logits = random_logits(len(ROWS), seed=seed)
         seen = torch.randint(0, 100, (len(ROWS), 30), generator=torch.Generator().manual_seed(seed))
-        ours = cut(tempered(penalised(logits, seen, settings.repetition_penalty), settings), settings)
-        theirs = torch.stack([of_transformers(row, seen[i], logits[i]) for i, row in enumerate(ROWS)])
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+        actual = cut(tempered(penalised(logits, seen, settings.repetition_penalty), settings), settings)
+        expected = torch.stack([of_transformers(row, seen[i], logits[i]) for i, row in enumerate(ROWS)])
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_top_k_keeps_every_token_as_likely_as_the_kth() -> None:
@@ -110,10 +110,10 @@ def test_a_large_vocabulary_draws_what_one_running_sum_draws(vocabulary: int) ->
     uniform[::4], uniform[1::4] = 0.0, 1.0 - 2.0**-52
     cumulative = scores.softmax(-1).cumsum(-1, dtype=torch.float64)
     expected = torch.searchsorted(cumulative, uniform.unsqueeze(1) * cumulative[:, -1:], right=True).squeeze(1)
-    found = draw(scores, uniform)
+    tokens = draw(scores, uniform)
     inner = torch.arange(400) % 4 > 1  # at the ends the order of a sum decides between neighbours
-    assert torch.equal(found[inner], expected[inner])
-    assert bool((scores.gather(1, found.unsqueeze(1)) > -torch.inf).all())
+    assert torch.equal(tokens[inner], expected[inner])
+    assert bool((scores.gather(1, tokens.unsqueeze(1)) > -torch.inf).all())
     assert draw(torch.full((2, vocabulary), torch.nan), uniform[:2]).max() < vocabulary
 
 
@@ -121,13 +121,13 @@ def test_a_large_vocabulary_draws_what_one_running_sum_draws(vocabulary: int) ->
 def test_what_a_row_draws_does_not_depend_on_the_rows_beside_it(companions: int) -> None:
     logits, numbers = random_logits(len(ROWS), 5_000), torch.linspace(0.03, 0.97, len(ROWS), dtype=torch.float64)
     for i, row in enumerate(ROWS):
-        alone = choose(logits[i : i + 1], RowSettings.of([row], "cpu"), numbers[i : i + 1])
+        unbatched = choose(logits[i : i + 1], RowSettings.of([row], "cpu"), numbers[i : i + 1])
         others = [ROWS[(i + j + 1) % len(ROWS)] for j in range(companions)]
         crowd = torch.cat([random_logits(companions, 5_000, seed=i + 1), logits[i : i + 1]])
         drawn = torch.cat([torch.rand(companions).double(), numbers[i : i + 1]])
         together = choose(crowd, RowSettings.of([*others, row], "cpu"), drawn)
-        assert together[0][-1] == alone[0][0]
-        assert together[1][-1] == alone[1][0]  # bit for bit
+        assert together[0][-1] == unbatched[0][0]
+        assert together[1][-1] == unbatched[1][0]  # bit for bit
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -140,7 +140,7 @@ def test_logits_that_are_not_finite_show_in_the_logprob(bad: float) -> None:
 
 def test_large_scores_cost_the_likeliest_no_precision() -> None:
     scores = 3e4 + torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
-    tokens, found = likeliest(scores, 4)
+    tokens, logprobs = likeliest(scores, 4)
     expected = torch.log_softmax(scores.double(), -1).gather(-1, tokens)
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logprobs.double(), expected, rtol=0, atol=1e-5)
     assert tokens.tolist() == scores.topk(4).indices.tolist()

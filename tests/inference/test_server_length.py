@@ -59,8 +59,8 @@ async def test_a_run_whose_sequences_may_be_longer_is_warned_when_it_connects(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         await engine(folder, needed=needed).resume()
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == warned
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == warned
     if warned:
-        assert f"sequences of at most 8 tokens, and this run has some of up to {needed}" in said[0]
-        assert REMEDY in said[0]
+        assert f"sequences of at most 8 tokens, and this run has some of up to {needed}" in messages[0]
+        assert REMEDY in messages[0]

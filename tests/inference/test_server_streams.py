@@ -32,23 +32,23 @@ def part(*token_ids: int, **more: Any) -> dict[str, Any]:
 
 def test_parts_of_an_answer_of_vllm_are_joined_as_it_would_have_come_in_one() -> None:
     heard: list[NewTokens] = []
-    whole = Parts(asked(heard))
+    parts = Parts(asked(heard))
     first = {"prompt_token_ids": [1, 2], **part(3, logprobs={"content": [{"token_id": 3, "logprob": -1.0}]})}
-    whole.add(first)
-    whole.add(part(4, 5, logprobs={"content": [{"token_id": 4, "logprob": -2.0}, {"token_id": 5, "logprob": -3.0}]}))
-    whole.add(part(finish_reason="stop", weight_versions=[{"version": "1", "start": 0, "end": 3}]))
-    whole.add({"choices": [], "usage": {"completion_tokens": 3}})
-    (choice,) = whole.whole["choices"]
-    assert whole.whole["prompt_token_ids"] == [1, 2]
+    parts.add(first)
+    parts.add(part(4, 5, logprobs={"content": [{"token_id": 4, "logprob": -2.0}, {"token_id": 5, "logprob": -3.0}]}))
+    parts.add(part(finish_reason="stop", weight_versions=[{"version": "1", "start": 0, "end": 3}]))
+    parts.add({"choices": [], "usage": {"completion_tokens": 3}})
+    (choice,) = parts.whole["choices"]
+    assert parts.whole["prompt_token_ids"] == [1, 2]
     assert choice["token_ids"] == [3, 4, 5]
-    assert [each["logprob"] for each in choice["logprobs"]["content"]] == [-1.0, -2.0, -3.0]
+    assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == [-1.0, -2.0, -3.0]
     assert (choice["finish_reason"], choice["weight_versions"][0]["end"]) == ("stop", 3)
     assert [(new.index, new.start, new.token_ids) for new in heard] == [(1, 0, (3,)), (1, 1, (4, 5))]
     assert first["choices"][0]["token_ids"] == [3]  # events are left as they came
 
 
 @pytest.mark.parametrize(
-    ("event", "said"),
+    ("event", "message"),
     [
         (part(10), "token 10, outside the vocabulary of 10"),
         (part(1, 2, 3, 4, 5), "more tokens than the 4"),
@@ -59,9 +59,9 @@ def test_parts_of_an_answer_of_vllm_are_joined_as_it_would_have_come_in_one() ->
         ({"choices": [{"token_ids": ["a"]}]}, "token ids"),
     ],
 )
-def test_a_part_that_does_not_fit_is_refused_before_a_token_of_it_is_reported(event: Any, said: str) -> None:
+def test_a_part_that_does_not_fit_is_refused_before_a_token_of_it_is_reported(event: Any, message: str) -> None:
     heard: list[NewTokens] = []
-    with pytest.raises(BadAnswer, match=said):
+    with pytest.raises(BadAnswer, match=message):
         Parts(asked(heard)).add(event)
     assert heard == []
 
@@ -92,9 +92,9 @@ async def test_both_routes_of_a_server_of_vllm_stream_the_answer_that_they_give_
         engine = HttpEngine(server, model_path=str(folder), heartbeat=120.0, tokenizer=nano_tokenizer())
         heard: list[NewTokens] = []
         question = request(prompts(7)[0], max_generate_length=20, min_new_tokens=20)
-        (whole,) = await engine.generate(question)
+        (completion,) = await engine.generate(question)
         (streamed,) = await engine.generate(evolve(question, on_tokens=heard.append))
         assert server._route == route
-        assert streamed.token_ids == whole.token_ids == sum((new.token_ids for new in heard), ())
-        assert streamed.logprobs == pytest.approx(whole.logprobs, abs=1e-5)
+        assert streamed.token_ids == completion.token_ids == sum((new.token_ids for new in heard), ())
+        assert streamed.logprobs == pytest.approx(completion.logprobs, abs=1e-5)
         await engine.close()

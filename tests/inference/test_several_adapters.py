@@ -62,10 +62,10 @@ async def test_names_and_weights_that_do_not_belong_to_the_base_are_refused(tmp_
     with pytest.raises(WeightSyncError, match="takes no new weights"):
         await give(engine, adapter_of(learner("qwen2")), 1)
     await engine.close()
-    alone = TorchEngine(nano_model("qwen2"), nano_tokenizer(), max_num_seqs=8)
+    base_engine = TorchEngine(nano_model("qwen2"), nano_tokenizer(), max_num_seqs=8)
     with pytest.raises(UserError, match="was started without adapters"):
-        await far_from(alone, nano_model("qwen2"), "one")
-    await alone.close()
+        await far_from(base_engine, nano_model("qwen2"), "one")
+    await base_engine.close()
     write_adapter(adapter_of(vllm_learner(1)), tmp_path / "larger")
     with pytest.raises(ModelError, match=r"adapter one: .*larger is not for this model: .* has shape"):
         engine_of("qwen2", tmp_path, {"one": str(tmp_path / "larger")})
@@ -87,16 +87,16 @@ ROUTES: dict[str, dict[str, Any]] = {
 async def test_every_route_of_the_endpoint_chooses_by_the_name_of_the_model() -> None:
     script = Script(["ok"] * 2 * len(ROUTES))
     async with (
-        served(script.generate, script.tokenizer, adapters=("math", "code")) as there,
-        httpx.AsyncClient(base_url=there.url) as client,
+        served(script.generate, script.tokenizer, adapters=("math", "code")) as endpoint,
+        httpx.AsyncClient(base_url=endpoint.url) as client,
     ):
         listed = (await client.get("/v1/models")).json()["data"]
         for path, body in ROUTES.items():
             for name in ("code", "tiny"):
                 assert (await client.post(path, json={"model": name, **body})).status_code == 200, path
         refused = await client.post("/v1/completions", json={"model": "other", "prompt": "hi"})
-    assert [each["id"] for each in listed] == ["tiny", "math", "code"]
-    assert [each.adapter for each in script.requests] == ["code", None] * len(ROUTES)
+    assert [model["id"] for model in listed] == ["tiny", "math", "code"]
+    assert [generation_request.adapter for generation_request in script.requests] == ["code", None] * len(ROUTES)
     assert (refused.status_code, refused.json()["error"]["message"]) == (
         404,
         "there is no model 'other' here: tiny or math or code",

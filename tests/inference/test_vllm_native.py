@@ -40,20 +40,20 @@ def test_a_sender_chooses_no_classes() -> None:
 def test_requests_come_in_order_and_are_done_when_the_next_is_asked_for() -> None:
     store: Store = HashStore()
     sender = Requests(store, receivers=(1, 2), timeout=20)
-    done: list[str] = []
+    calls: list[str] = []
 
     def worker(rank: int) -> None:
         for kind, content in requests(store, rank=rank, timeout=20):
-            done.append(f"{rank} {kind} {content}")
+            calls.append(f"{rank} {kind} {content}")
 
     with ThreadPoolExecutor(2) as threads:
         workers = [threads.submit(worker, rank) for rank in (1, 2)]
         sender.ask("start", {"a": 1})
-        assert sorted(done) == ["1 start {'a': 1}", "2 start {'a': 1}"]
+        assert sorted(calls) == ["1 start {'a': 1}", "2 start {'a': 1}"]
         sender.ask(END, {})
-        for each in workers:
-            each.result()
-    assert len(done) == 4
+        for future in workers:
+            future.result()
+    assert len(calls) == 4
 
 
 def test_a_worker_that_does_not_do_it_is_named() -> None:
@@ -70,7 +70,7 @@ def test_a_meeting_that_is_called_off_ends_the_waiting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "received", "said"),
+    ("sent", "received", "message"),
     [
         ({"a": "1"}, {}, "a did not arrive"),
         ({}, {"a": "1"}, "a arrived, which was not sent"),
@@ -78,8 +78,8 @@ def test_a_meeting_that_is_called_off_ends_the_waiting() -> None:
         ({str(n): "1" for n in range(7)}, {}, "and 2 more"),
     ],
 )
-def test_what_was_received_is_what_was_sent(sent: dict[str, str], received: dict[str, str], said: str) -> None:
-    with pytest.raises(WeightSyncError, match=said):
+def test_what_was_received_is_what_was_sent(sent: dict[str, str], received: dict[str, str], message: str) -> None:
+    with pytest.raises(WeightSyncError, match=message):
         refuse_changed(sent, received)
 
 

@@ -56,8 +56,8 @@ def translated(**fields: Any) -> dict[str, Any]:
     ],
 )
 def test_each_setting_is_translated(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    found = translated(**fields)
-    assert {name: found[name] for name in expected} == expected
+    sampling_params = translated(**fields)
+    assert {name: sampling_params[name] for name in expected} == expected
 
 
 def test_a_sample_has_the_seed_of_its_key() -> None:
@@ -74,9 +74,11 @@ def test_temperatures_that_vllm_would_change_or_refuse_are_refused(temperature: 
     check_sampling(SamplingParams(temperature=2.0))
 
 
-@pytest.mark.parametrize(("name", "said"), [("min_token", "did you mean min_tokens?"), ("n", "it takes allowed_token")])
-def test_settings_that_are_not_for_the_user_are_refused_by_name(name: str, said: str) -> None:
-    with pytest.raises(UserError, match=rf"no setting called {name}; {said.replace('?', '[?]')}"):
+@pytest.mark.parametrize(
+    ("name", "message"), [("min_token", "did you mean min_tokens?"), ("n", "it takes allowed_token")]
+)
+def test_settings_that_are_not_for_the_user_are_refused_by_name(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=rf"no setting called {name}; {message.replace('?', '[?]')}"):
         check_sampling(SamplingParams(additional_kwargs={name: 1}))
 
 
@@ -96,26 +98,28 @@ def answer(ids: list[int], **fields: Any) -> Any:
 
 def test_an_answer_keeps_its_ids_and_each_token_the_version_of_its_weights() -> None:
     ids = nano_tokenizer()("ab")["input_ids"]
-    said = completion(answer([*ids, EOS]), KEY, SamplingParams(), nano_tokenizer(), prompt_tokens=3)
-    assert (said.token_ids, said.text, said.stop_reason) == ((*ids, EOS), "ab", "stop")
-    assert said.weight_versions == (4, 5, 5)
-    assert said.logprobs == (-0.5,) * 3
+    result = completion(answer([*ids, EOS]), KEY, SamplingParams(), nano_tokenizer(), prompt_tokens=3)
+    assert (result.token_ids, result.text, result.stop_reason) == ((*ids, EOS), "ab", "stop")
+    assert result.weight_versions == (4, 5, 5)
+    assert result.logprobs == (-0.5,) * 3
 
 
 def test_the_experts_of_all_tokens_but_the_last_come_with_an_answer() -> None:
     chosen = np.arange(6 * 2 * 2, dtype=np.int16).reshape(6, 2, 2)  # 3 of the prompt, 3 drawn, of which 1 is too much
-    said = completion(
+    result = completion(
         answer([1, 2, EOS], routed_experts=chosen), KEY, SamplingParams(), nano_tokenizer(), prompt_tokens=3
     )
-    assert said.routed_experts is not None
-    assert (said.routed_experts.layers, said.routed_experts.choices, len(said.routed_experts)) == (2, 2, 5)
-    assert restored_choices(said.routed_experts).tolist() == chosen[:5].tolist()
+    assert result.routed_experts is not None
+    assert (result.routed_experts.layers, result.routed_experts.choices, len(result.routed_experts)) == (2, 2, 5)
+    assert restored_choices(result.routed_experts).tolist() == chosen[:5].tolist()
 
 
 def test_text_behind_a_stop_string_is_cut() -> None:
     ids = nano_tokenizer()("a;b")["input_ids"]
-    said = completion(answer(ids, stop_reason=";"), KEY, SamplingParams(stop=(";",)), nano_tokenizer(), prompt_tokens=3)
-    assert said.text == "a;"
+    result = completion(
+        answer(ids, stop_reason=";"), KEY, SamplingParams(stop=(";",)), nano_tokenizer(), prompt_tokens=3
+    )
+    assert result.text == "a;"
 
 
 def test_log_probabilities_that_are_no_numbers_name_the_sample() -> None:
@@ -156,7 +160,7 @@ def test_a_sampler_reports_the_tempered_distribution_before_the_cut() -> None:
 
 def test_log_probabilities_of_drawn_tokens_come_without_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm.v1.outputs", SimpleNamespace(LogprobsTensors=lambda *parts: parts))
-    sampler: Any = SimpleNamespace(gather_logprobs=lambda *asked: asked)
+    sampler: Any = SimpleNamespace(gather_logprobs=lambda *args: args)
     gather_without_ranks(sampler)
     scores, drawn = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]]), torch.tensor([2, 0])
     tokens, logprobs, ranks = sampler.gather_logprobs(scores, 0, drawn)
@@ -171,8 +175,8 @@ def test_what_vllm_gathers_of_a_prompt_is_normalized_once(
     sampler: Any = SimpleNamespace(gather_logprobs=lambda scores, *_: scores)
     gather_without_ranks(sampler)
     expected = torch.tensor(logits).log_softmax(-1)
-    for given in (torch.tensor(logits), expected):  # a prompt's logits, and the log-probabilities of drawn tokens
-        torch.testing.assert_close(sampler.gather_logprobs(given, 1, torch.tensor([0])), expected)
+    for inputs in (torch.tensor(logits), expected):  # a prompt's logits, and the log-probabilities of drawn tokens
+        torch.testing.assert_close(sampler.gather_logprobs(inputs, 1, torch.tensor([0])), expected)
 
 
 def entry(**logprobs: float) -> dict[int, Any]:
@@ -189,7 +193,7 @@ def test_scores_of_a_prompt_are_those_of_its_tokens_and_of_the_likeliest() -> No
 
 
 @pytest.mark.parametrize(
-    ("reported", "error", "said"),
+    ("reported", "error", "message"),
     [
         ([], RunError, "scored 0 tokens of a prompt of 2"),
         ([None], RunError, "scored 1 tokens of a prompt of 2"),
@@ -197,6 +201,6 @@ def test_scores_of_a_prompt_are_those_of_its_tokens_and_of_the_likeliest() -> No
         ([None, entry(t5=-math.inf, t6=0.0)], NonFiniteError, "not finite"),
     ],
 )
-def test_scores_that_cannot_be_a_prompts_are_refused(reported: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_scores_that_cannot_be_a_prompts_are_refused(reported: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         prompt_scores((4, 5), reported)

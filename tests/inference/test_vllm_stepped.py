@@ -43,9 +43,9 @@ async def test_whoever_waits_in_an_engine_that_dies_while_it_rests_hears_of_it(m
     await asyncio.sleep(0)
     with pytest.raises(ProcessError, match="vLLM's engine failed: RuntimeError: out of memory"):
         await backend.call_workers("load")
-    for each in waiting:
+    for task in waiting:
         with pytest.raises(ProcessError, match="out of memory"):
-            await asyncio.wait_for(each, 5)
+            await asyncio.wait_for(task, 5)
 
 
 @pytest.mark.parametrize(("in_flight", "mode"), [("finish", "abort"), ("keep", "keep")])

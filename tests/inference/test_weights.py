@@ -80,12 +80,12 @@ async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_kept(case: s
     assert await engine.generate(ASKED) == expected
 
 
-@pytest.mark.parametrize(("kept", "said"), [(3, "^d did not arrive$"), (1, "^b and 2 more did not arrive$")])
-def test_weights_that_were_announced_and_never_came_are_named(kept: int, said: str) -> None:
+@pytest.mark.parametrize(("kept", "message"), [(3, "^d did not arrive$"), (1, "^b and 2 more did not arrive$")])
+def test_weights_that_were_announced_and_never_came_are_named(kept: int, message: str) -> None:
     weights = [(name, torch.ones(2)) for name in "abcd"]
     came = [(name, tensor, digest(tensor)) for name, tensor in weights[:kept]]
-    with pytest.raises(WeightSyncError, match=said):
-        list(verified(iter(came), [weight_info(*each) for each in weights]))
+    with pytest.raises(WeightSyncError, match=message):
+        list(verified(iter(came), [weight_info(*weight) for weight in weights]))
 
 
 async def test_a_name_sent_twice_is_refused() -> None:
@@ -123,15 +123,15 @@ async def test_rollouts_in_bfloat16_take_weights_of_float32_and_draw_what_the_ro
     await engine.pause()
     await engine.load_weights(shared(learned()), version=1)
     await engine.resume()
-    rounded, whole = nano_model(seed=1).bfloat16().float(), nano_model(seed=1)
+    rounded, unrounded = nano_model(seed=1).bfloat16().float(), nano_model(seed=1)
     for completion in await engine.generate(ASKED):
-        own, exact = (full_forward_logprobs(m, ASKED.prompt_ids, completion, 1.0) for m in (rounded, whole))
+        own, exact = (full_forward_logprobs(m, ASKED.prompt_ids, completion, 1.0) for m in (rounded, unrounded))
         assert (torch.tensor(completion.logprobs) - own).abs().mean() < 0.1
         assert not torch.equal(own, exact)
 
 
 @pytest.mark.parametrize(
-    ("came", "said"),
+    ("came", "message"),
     [
         ([("a", torch.ones(2), digest(torch.zeros(2)))], "^a was changed in transit: digest .* arrived, .* was sent$"),
         ([("a", torch.ones(3), digest(torch.ones(3)))], "^a arrived twice, unannounced, or with a different shape"),
@@ -140,7 +140,7 @@ async def test_rollouts_in_bfloat16_take_weights_of_float32_and_draw_what_the_ro
     ],
 )
 def test_a_weight_that_is_not_what_was_announced_and_sent_is_named(
-    came: list[tuple[str, torch.Tensor, str]], said: str
+    came: list[tuple[str, torch.Tensor, str]], message: str
 ) -> None:
-    with pytest.raises(WeightSyncError, match=said):
+    with pytest.raises(WeightSyncError, match=message):
         list(verified(iter(came), [weight_info("a", torch.ones(2)), weight_info("b", torch.ones(2))]))

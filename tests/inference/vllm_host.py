@@ -26,10 +26,10 @@ class Host:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self._connection, there = context.Pipe()
-        self.process = context.Process(target=_serve, args=(there,), name="vllm-host")
+        self._connection, child_connection = context.Pipe()
+        self.process = context.Process(target=_serve, args=(child_connection,), name="vllm-host")
         self.process.start()
-        there.close()
+        child_connection.close()
 
     def run(self, scenario: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Arguments and results are pickled; the scenario has to be importable."""

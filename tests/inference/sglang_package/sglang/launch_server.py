@@ -27,11 +27,11 @@ def main() -> None:
     for name in SWITCHES:
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--lora-target-modules", nargs="*")
-    given = parser.parse_args()
-    serve(given)
+    args = parser.parse_args()
+    serve(args)
 
 
-def serve(given: argparse.Namespace) -> None:
+def serve(args: argparse.Namespace) -> None:
     import torch  # after the command line was read: a wrong one ends at once
     from transformers import AutoModelForCausalLM
 
@@ -39,15 +39,15 @@ def serve(given: argparse.Namespace) -> None:
     from skyrl.models.files.loading import load_tokenizer
     from tests.inference.sglang_stand_in import SGLangStandIn
 
-    assert (given.host, given.device, given.tp_size) == ("127.0.0.1", "cpu", "1")
-    model = AutoModelForCausalLM.from_pretrained(given.model_path, dtype=getattr(torch, given.dtype))
+    assert (args.host, args.device, args.tp_size) == ("127.0.0.1", "cpu", "1")
+    model = AutoModelForCausalLM.from_pretrained(args.model_path, dtype=getattr(torch, args.dtype))
     engine = TorchEngine(
         model,
-        load_tokenizer(given.model_path),
-        max_num_seqs=int(given.max_running_requests),
-        max_model_len=int(given.context_length),
+        load_tokenizer(args.model_path),
+        max_num_seqs=int(args.max_running_requests),
+        max_model_len=int(args.context_length),
     )
-    with SGLangStandIn(engine, Path(given.model_path), enable_lora=given.enable_lora, port=int(given.port)):
+    with SGLangStandIn(engine, Path(args.model_path), enable_lora=args.enable_lora, port=int(args.port)):
         threading.Event().wait()
 
 
