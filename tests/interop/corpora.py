@@ -70,7 +70,7 @@ def option_sets(system: str) -> tuple[Converted, ...]:
 
 def total(files: Iterable[Converted]) -> Counter[str]:
     """Outcome -> how many settings had it."""
-    return Counter(line.outcome for each in files for line in each.conversion.lines)
+    return Counter(line.outcome for file in files for line in file.conversion.lines)
 
 
 def _scripts(scripts: list[dict[str, Any]]) -> tuple[Converted, ...]:

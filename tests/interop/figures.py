@@ -56,16 +56,16 @@ def settings_table() -> str:
 
 
 def _row(name: str, files: tuple[Converted, ...]) -> str:
-    found = total(files)
-    refused = found["refused"] + found["not yet"]
-    asking = found.total() - found["needless"]
+    outcomes = total(files)
+    refused = outcomes["refused"] + outcomes["not yet"]
+    asking = outcomes.total() - outcomes["needless"]
     share = int(1000 * (asking - refused) / asking) / 10
     numbers = (
         len(files),
-        found.total(),
-        found["kept"] + found["renamed"],
-        found["derived"],
-        found["needless"],
+        outcomes.total(),
+        outcomes["kept"] + outcomes["renamed"],
+        outcomes["derived"],
+        outcomes["needless"],
         refused,
     )
     return f"| {name} | " + " | ".join(map(str, numbers)) + f" | {share:g} % |"
@@ -94,14 +94,14 @@ def reasons(conversion: Conversion) -> frozenset[str]:
 
 def refusals_table() -> str:
     """Why settings of AReaL's files are refused."""
-    files = [file for name, each in corpora().items() if name.startswith("AReaL") for file in each]
-    counts = Counter(line.why.partition(";")[0] for each in files for line in each.conversion.refused)
-    rows = [f"| {why} | {count} |" for why, count in sorted(counts.items(), key=lambda row: (-row[1], row[0]))]
+    files = [file for name, corpus in corpora().items() if name.startswith("AReaL") for file in corpus]
+    counts = Counter(line.why.partition(";")[0] for file in files for line in file.conversion.refused)
+    rows = [f"| {reason} | {count} |" for reason, count in sorted(counts.items(), key=lambda row: (-row[1], row[0]))]
     return "\n".join(["| why settings of AReaL's files are refused | settings |", "|---|---:|", *rows])
 
 
-def _reason(said: str) -> str:
+def _reason(message: str) -> str:
     for pattern, reason in REASONS.items():
-        if found := re.search(pattern, said):
-            return found.expand(reason)
-    raise ValueError(f"a reason that the page does not give: {said}")
+        if match := re.search(pattern, message):
+            return match.expand(reason)
+    raise ValueError(f"a reason that the page does not give: {message}")

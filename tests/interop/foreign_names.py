@@ -105,16 +105,16 @@ def foreign_names() -> str:
     """The file: one [system, setting, our paths] a line. A setting may be one of our fields with a value that is not
     ours, and its paths then have values.
     """
-    found = {(system, key, tuple(paths)) for system, key, paths in (*_all(), *_values()) if paths}
-    lines = map(json.dumps, sorted(found))
+    entries = {(system, key, tuple(paths)) for system, key, paths in (*_all(), *_values()) if paths}
+    lines = map(json.dumps, sorted(entries))
     return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
 def _all() -> Iterator[tuple[str, str, tuple[str, ...]]]:
     systems = [name.strip() for name in HEAD.strip("|").split("|")][1:]
-    for ours, *theirs in rows():  # of systems that no converter reads; a cell may name several settings
-        for system, cell in zip(systems, theirs, strict=True):
-            yield from ((system, key, (ours,)) for key in cell.split() if system not in TOGETHER)
+    for path, *cells in rows():  # of systems that no converter reads; a cell may name several settings
+        for system, cell in zip(systems, cells, strict=True):
+            yield from ((system, key, (path,)) for key in cell.split() if system not in TOGETHER)
     for system, keys in TOGETHER.items():
         yield from ((system, key, _together(system, key)) for key in keys if is_one_number(key))
     for system, entries in ALONE.items():
@@ -155,9 +155,9 @@ def _alone(entry: Entry) -> tuple[str, ...]:
 
 
 def _together(system: str, key: str) -> tuple[str, ...]:
-    beside = next((values for start, values in WITH.items() if key.startswith(start)), {})
+    extra_settings = next((values for start, values in WITH.items() if key.startswith(start)), {})
     for value in [VALUES[key]] if key in VALUES else (4, 0.5, True):
-        for line in converted(system, key, value, beside).lines:
+        for line in converted(system, key, value, extra_settings).lines:
             if line.source == key and line.targets and line.outcome in ("kept", "renamed"):
                 return line.targets
     return ()

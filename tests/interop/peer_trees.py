@@ -53,8 +53,8 @@ def write(system: str, version: str, folder: Path) -> None:
 
 def main(arguments: list[str]) -> None:
     for argument in arguments or [f"{system}={version}" for system, version in VERSIONS.items()]:
-        system, _, place = argument.partition("=")
-        version, _, checkout = place.partition(":")
+        system, _, location = argument.partition("=")
+        version, _, checkout = location.partition(":")
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(checkout) if checkout else unpacked(system, version, Path(scratch))
             write(system, version, folder)

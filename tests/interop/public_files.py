@@ -32,7 +32,7 @@ def main(system: str, folder: str) -> None:
     """Print the lists and their lengths."""
     convert, suffixes = SYSTEMS[system]
     lists: dict[str, list[str]] = {"clean": [], "refused": [], "left": []}
-    for file in sorted(each for each in Path(folder).rglob("*") if each.suffix in suffixes):
+    for file in sorted(path for path in Path(folder).rglob("*") if path.suffix in suffixes):
         for name, reasons, kind in _sorted(convert, file):
             lists[kind].append("\n    ".join([name, *sorted(reasons)]))
     for kind, rows in lists.items():
@@ -45,14 +45,14 @@ def _sorted(convert: Callable[..., Conversion], file: Path, **number: int) -> It
     try:
         run = convert(str(file), **number)
     except ConfigError as error:
-        runs = [each.path.split()[-1] for each in error.problems if each.path.startswith("--command ")]
-        for each in runs:
-            yield from _sorted(convert, file, number=int(each))
+        runs = [problem.path.split()[-1] for problem in error.problems if problem.path.startswith("--command ")]
+        for command_number in runs:
+            yield from _sorted(convert, file, number=int(command_number))
         if not runs:
             yield name, {error.problems[0].message}, "left"
         return
     reasons = {f"{line.source}: {line.why}" for line in run.refused}
-    reasons |= {f"{each.path}: {each.message}" for each in run.problems if each.severity == "error"}
+    reasons |= {f"{problem.path}: {problem.message}" for problem in run.problems if problem.severity == "error"}
     yield name, reasons, "refused" if reasons else "clean"
 
 

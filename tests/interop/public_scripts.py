@@ -25,7 +25,7 @@ def main(folder: str) -> int:
         outcome, details = _compare(name, text, sandbox)
         counts[outcome] += 1
         if details:
-            print(f"{outcome}: {name}", *(f"    {each[:300]}" for each in details[:3]), sep="\n")
+            print(f"{outcome}: {name}", *(f"    {detail[:300]}" for detail in details[:3]), sep="\n")
     sandbox.close()
     print(f"{counts.total()} scripts: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common()))
     return int(bool(counts["read otherwise"]))
@@ -39,8 +39,8 @@ def _compare(name: str, text: str, sandbox: Sandbox) -> tuple[str, list[str]]:
     calls = received([(text, from_outside(script))], sandbox, seconds=10.0)
     if calls is None:
         return "do not end with stubs", [""]
-    found = differences(script, calls[0])
-    return ("read otherwise", found) if found else ("read as Bash does", [])
+    mismatches = differences(script, calls[0])
+    return ("read otherwise", mismatches) if mismatches else ("read as Bash does", [])
 
 
 if __name__ == "__main__":

@@ -49,32 +49,34 @@ def tables_of(module: ModuleType, convert: Callable[[], object]) -> tuple[System
     raise AssertionError("it converted nothing")
 
 
-def outcomes(system: System, given: Values) -> Iterator[tuple[str, list[tuple[object, Translation]]]]:
+def outcomes(system: System, defaults: Values) -> Iterator[tuple[str, list[tuple[object, Translation]]]]:
     """Each setting with its default and other values, each with its translation."""
-    for key, default in given.items():
+    for key, default in defaults.items():
         others = [not default] if isinstance(default, bool) else OTHERS
         tried = [value for value in (default, *others) if value is not None]
-        translations = ((value, system.translated(key, value, {**given, key: value})) for value in tried)
-        yield key, [(value, each) for value, each in translations if each is not None]
+        translations = ((value, system.translated(key, value, {**defaults, key: value})) for value in tried)
+        yield key, [(value, translation) for value, translation in translations if translation is not None]
 
 
-def table(head: str, system: System, given: Values) -> str:
+def table(head: str, system: System, defaults: Values) -> str:
     """One row for each setting that has a counterpart; one for each missing capability, with its settings."""
     rows: list[str] = []
     missing: dict[str, list[str]] = {}
-    for key, translations in outcomes(system, given):
+    for key, translations in outcomes(system, defaults):
         written = [
             path.removesuffix(f".{A_KEY}").removesuffix(f".{value}")
-            for value, each in translations
-            for path in [*each.writes, *(f"cluster.toml:{place}" for place in each.cluster)]
+            for value, translation in translations
+            for path in [*translation.writes, *(f"cluster.toml:{cluster_path}" for cluster_path in translation.cluster)]
         ]
-        reasons = (each.unsupported for _, each in translations)
-        lacking = next((why for why in reasons if why and not any(value in why for value in TRIED)), "")
+        reasons = (translation.unsupported for _, translation in translations)
+        lacking = next((reason for reason in reasons if reason and not any(value in reason for value in TRIED)), "")
         if written:
             rows.append(f"| `{key}` | {', '.join(f'`{path}`' for path in dict.fromkeys(written))} |")
         elif lacking:
             missing.setdefault(lacking, []).append(key)
-    lacks = [f"| {', '.join(f'`{key}`' for key in keys)} | not here: {what} |" for what, keys in missing.items()]
+    lacks = [
+        f"| {', '.join(f'`{key}`' for key in keys)} | not here: {capability} |" for capability, keys in missing.items()
+    ]
     return "\n".join([f"| {head} | here |", "|---|---|", *rows, *lacks])
 
 
@@ -83,18 +85,18 @@ def newest(system: str, kind: str) -> PeerTree:
 
 
 def _verl(kind: str) -> tuple[System, Values]:
-    given = {**newest("verl", kind).defaults, "actor_rollout_ref.model.path": "a/b"}
-    return tables_of(verl, lambda: verl.convert_keys(given))
+    keys = {**newest("verl", kind).defaults, "actor_rollout_ref.model.path": "a/b"}
+    return tables_of(verl, lambda: verl.convert_keys(keys))
 
 
-def _areal(kind: str, module: ModuleType, **given: str) -> tuple[System, Values]:
-    named = {key.replace("_path", ".path").replace("_type", ".type"): value for key, value in given.items()}
+def _areal(kind: str, module: ModuleType, **overrides: str) -> tuple[System, Values]:
+    named = {key.replace("_path", ".path").replace("_type", ".type"): value for key, value in overrides.items()}
     return tables_of(module, lambda: areal.convert_keys({**newest("areal", kind).defaults, **named}))
 
 
 def _trl(kind: str) -> tuple[System, Values]:
-    given = {**newest("trl", kind).defaults, "model_name_or_path": "a/b"}
-    return tables_of(trl, lambda: trl.convert_keys(given, kind=kind))
+    keys = {**newest("trl", kind).defaults, "model_name_or_path": "a/b"}
+    return tables_of(trl, lambda: trl.convert_keys(keys, kind=kind))
 
 
 TABLES: Mapping[tuple[str, str], Callable[[], tuple[System, Values]]] = {

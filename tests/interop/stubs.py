@@ -64,8 +64,8 @@ def received(
 
 def from_outside(script: Script) -> list[str]:
     """Variables whose value the script takes from outside, and which it was not assumed to find unset."""
-    sources = {source for each in script.commands for word in each.words for source in UNKNOWN.findall(word)}
-    names = {found[1] for source in sources if (found := re.fullmatch(r"\$([A-Za-z_]\w*)", source))}
+    sources = {source for command in script.commands for word in command.words for source in UNKNOWN.findall(word)}
+    names = {match[1] for source in sources if (match := re.fullmatch(r"\$([A-Za-z_]\w*)", source))}
     return sorted(names - {name for name, _ in script.assumed})
 
 
@@ -75,16 +75,20 @@ def differences(script: Script, calls: Sequence[Sequence[str]]) -> list[str]:
     """
     ends, calls = ["END"] in calls, [call for call in calls if call != ["END"]]
     left = sorted(script.commands, key=lambda command: not command.is_certain)
-    found: list[str] = []
+    mismatches: list[str] = []
     for call in calls:
         text = "".join(f"\0{word}" for word in call)
-        match = next((each for each in left if _expression(each).fullmatch(text)), None)
+        match = next((command for command in left if _expression(command).fullmatch(text)), None)
         if match is None:
-            found.append(f"not read: {list(call)}")
+            mismatches.append(f"not read: {list(call)}")
         elif match.is_certain:
             left.remove(match)
-    missed = [each for each in left if each.is_certain and ends and "/" not in each.words[0]]  # by its path: no stub
-    return found + [f"not received: line {each.line}: {each.texts}" for each in missed]
+    missed = [
+        command
+        for command in left
+        if command.is_certain and ends and "/" not in command.words[0]  # by its path: no stub
+    ]
+    return mismatches + [f"not received: line {command.line}: {command.texts}" for command in missed]
 
 
 def _expression(command: ScriptCommand) -> re.Pattern[str]:
@@ -92,14 +96,14 @@ def _expression(command: ScriptCommand) -> re.Pattern[str]:
 
 
 def _of_word(word: str) -> str:
-    if (whole := UNKNOWN.fullmatch(word)) and not re.fullmatch(r"\$[A-Za-z_]\w*", whole[1]):
+    if (full_match := UNKNOWN.fullmatch(word)) and not re.fullmatch(r"\$[A-Za-z_]\w*", full_match[1]):
         return "(?:\0.*)?"  # none, one or several words
     parts: list[str] = []
     position = 0
-    for found in UNKNOWN.finditer(word):
-        is_name = re.fullmatch(r"\$[A-Za-z_]\w*", found[1])
-        parts += [re.escape(word[position : found.start()]), re.escape(found[1]) if is_name else ".*"]
-        position = found.end()
+    for match in UNKNOWN.finditer(word):
+        is_name = re.fullmatch(r"\$[A-Za-z_]\w*", match[1])
+        parts += [re.escape(word[position : match.start()]), re.escape(match[1]) if is_name else ".*"]
+        position = match.end()
     return "\0" + "".join([*parts, re.escape(word[position:])])
 
 

@@ -132,9 +132,9 @@ def test_numbers_written_as_text_are_converted(tmp_path: Path) -> None:
 
 
 def test_absurd_numbers_are_converted_and_reported() -> None:
-    found = convert_keys({"train_dataset.max_length": 2**64 - 1024})
-    assert [(line.source, line.outcome) for line in found.lines] == [("train_dataset.max_length", "renamed")]
-    assert [problem.path for problem in found.problems] == ["trainer.algorithm.max_seq_len"]
+    conversion = convert_keys({"train_dataset.max_length": 2**64 - 1024})
+    assert [(line.source, line.outcome) for line in conversion.lines] == [("train_dataset.max_length", "renamed")]
+    assert [problem.path for problem in conversion.problems] == ["trainer.algorithm.max_seq_len"]
 
 
 def test_optimizer_eps_converts_to_adam_eps(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_steps_epochs_and_seconds_convert_to_one_interval(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "outcome", "said"),
+    ("key", "value", "outcome", "reason"),
     [
         ("actor.optimizer.type", "adam_bf16", "not yet", "other optimizers"),
         ("actor.optimizer.type", "adam", "needless", "AdamW is the default optimizer"),
@@ -178,10 +178,10 @@ def test_steps_epochs_and_seconds_convert_to_one_interval(tmp_path: Path) -> Non
         ("actor.optimizer.lr", "fast", "refused", "'fast' is not a number"),
     ],
 )
-def test_one_setting_converts_to_the_expected_outcome(key: str, value: Any, outcome: str, said: str) -> None:
+def test_one_setting_converts_to_the_expected_outcome(key: str, value: Any, outcome: str, reason: str) -> None:
     line = line_of({key: value}, key)
     assert line.outcome == outcome
-    assert said in line.why
+    assert reason in line.why
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_separate_tokenizer_path_is_converted(tmp_path: Path) -> None:
 def test_init_from_scratch_is_converted(tmp_path: Path) -> None:
     keys = {"actor.init_from_scratch": True, "ref.init_from_scratch": True, "critic.init_from_scratch": False}
     trainer = loaded(convert_keys(keys), tmp_path).trainer
-    assert [each.model.init_from_scratch for each in (trainer.policy, trainer.ref, trainer.critic)] == [
+    assert [role.model.init_from_scratch for role in (trainer.policy, trainer.ref, trainer.critic)] == [
         True,
         True,
         False,
@@ -274,7 +274,7 @@ def test_autotp_becomes_tensor_parallelism_of_deepspeed(shares: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
-    ("changes", "outcome", "said"),
+    ("changes", "outcome", "reason"),
     [
         ({"actor.ds_auto_tp.autotp_size": 1}, "needless", "no effect at this value"),
         ({"actor.backend": "megatron:d4"}, "needless", "the backend is megatron"),
@@ -282,9 +282,9 @@ def test_autotp_becomes_tensor_parallelism_of_deepspeed(shares: dict[str, Any], 
         ({"actor.backend": "fsdp:d1t4"}, "refused", "whose tensor-parallel size is 4"),
     ],
 )
-def test_autotp_that_contradicts_the_backend_is_refused(changes: dict[str, Any], outcome: str, said: str) -> None:
+def test_autotp_that_contradicts_the_backend_is_refused(changes: dict[str, Any], outcome: str, reason: str) -> None:
     line = line_of(CUT | changes, "actor.ds_auto_tp.autotp_size")
-    assert (line.outcome, said in line.why) == (outcome, True), line
+    assert (line.outcome, reason in line.why) == (outcome, True), line
 
 
 @pytest.mark.parametrize("key", ["rollout.return_routed_experts", "sglang.enable_return_routed_experts"])

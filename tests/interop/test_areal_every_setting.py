@@ -138,16 +138,16 @@ def settings(tree: PeerTree) -> Iterator[tuple[str, Any]]:
 
 def lines_of(changes: Mapping[str, Any], tree: PeerTree, *, keep_engine: bool = False) -> list[Line]:
     """The lines of these settings in a file that is whole otherwise."""
-    whole = {key: value for key, value in REQUIRED.items() if key in tree.defaults}
+    base_settings = {key: value for key, value in REQUIRED.items() if key in tree.defaults}
     if tree.kind != "GRPOConfig":
-        whole["train_dataset.type"] = {"SFTConfig": "sft", "RWConfig": "rw"}[tree.kind]
+        base_settings["train_dataset.type"] = {"SFTConfig": "sft", "RWConfig": "rw"}[tree.kind]
     flat = {
-        f"{key}.{name}" if name else key: each
+        f"{key}.{name}" if name else key: entry
         for key, value in changes.items()
-        for name, each in (value.items() if isinstance(value, dict) else [("", value)])
+        for name, entry in (value.items() if isinstance(value, dict) else [("", value)])
     }
     needs = {"critic.path": "a/b"} if any(key.startswith("critic.") for key in changes) else {}
-    values = {**whole, **needs, **flat}
+    values = {**base_settings, **needs, **flat}
     converted = convert_keys(values, keep_engine=keep_engine and bool(engine_backend(values)))
     return [line for line in converted.lines if line.source in flat]
 

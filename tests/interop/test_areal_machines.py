@@ -112,7 +112,7 @@ def test_reward_services_convert_to_environment_settings(key: str, value: str, p
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "outcome", "said"),
+    ("key", "value", "outcome", "reason"),
     [
         (SPEC + "env_vars.WANDB_API_KEY", "x", "refused", "export WANDB_API_KEY before the launch"),
         (SPEC + "env_vars.AREAL_PROXY_WARN_ONCE", "1", "needless", "read only by AReaL"),
@@ -127,10 +127,10 @@ def test_reward_services_convert_to_environment_settings(key: str, value: str, p
         ("scheduler.deploy_mode", "colocation", "needless", "derived from the backends"),
     ],
 )
-def test_one_machine_setting_converts_to_the_expected_outcome(key: str, value: Any, outcome: str, said: str) -> None:
+def test_one_machine_setting_converts_to_the_expected_outcome(key: str, value: Any, outcome: str, reason: str) -> None:
     keys = {key: value, "actor.scheduling_spec[0].gpu": 1}
     line = line_of(keys, key)
-    assert (line.outcome, said in line.why) == (outcome, True), line
+    assert (line.outcome, reason in line.why) == (outcome, True), line
 
 
 def test_roles_that_contradict_each_other_are_refused() -> None:

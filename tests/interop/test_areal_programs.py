@@ -67,8 +67,8 @@ def test_the_file_that_a_command_names_is_converted(
     assert trainer["policy"]["optimizer_config"]["lr"] == 2e-6
     assert "advantage_norm" not in trainer["algorithm"]
     assert [line for line in conversion.refused if line.source != "mode"] == []
-    said = [*conversion.remarks, *(target for line in conversion.lines for target in line.targets)]
-    assert any(f"skyrl launch {launcher}" in each for each in said) is bool(launcher)
+    texts = [*conversion.remarks, *(target for line in conversion.lines for target in line.targets)]
+    assert any(f"skyrl launch {launcher}" in text for text in texts) is bool(launcher)
     assert ("is not a known program of AReaL" in conversion.notice) is not is_known
 
 
@@ -83,7 +83,7 @@ def test_the_program_decides_the_kind_of_run(program: str, root: type[RunConfig]
 
 
 @pytest.mark.parametrize(
-    ("program", "what"),
+    ("program", "message"),
     [
         ("vlm/clevr_count_70k_grpo", "reads images"),
         ("vlm/clevr_count_70k_sft", "reads images"),
@@ -93,13 +93,13 @@ def test_the_program_decides_the_kind_of_run(program: str, root: type[RunConfig]
         ("openclaw/start_session", "only talks to a run"),
     ],
 )
-def test_programs_without_an_equivalent_are_refused_by_their_name(program: str, what: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=what):
+def test_programs_without_an_equivalent_are_refused_by_their_name(program: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
         convert(tmp_path, f"python3 examples/{program}.py --config config.yaml")
 
 
 @pytest.mark.parametrize(
-    ("program", "what"),
+    ("program", "remark"),
     [
         ("search_agent/tongyi_deepresearch/train", "search"),
         ("multi_turn_math/gsm8k_rl_mt", "asks again"),
@@ -108,9 +108,9 @@ def test_programs_without_an_equivalent_are_refused_by_their_name(program: str, 
         ("scaffolding/search_scaffolding", "controllers"),
     ],
 )
-def test_code_of_a_programs_own_is_remarked_upon(program: str, what: str, tmp_path: Path) -> None:
+def test_code_of_a_programs_own_is_remarked_upon(program: str, remark: str, tmp_path: Path) -> None:
     conversion = convert(tmp_path, f"python3 examples/{program}.py --config config.yaml")
-    assert what in conversion.remarks[0]
+    assert remark in conversion.remarks[0]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_files_with_images_are_refused_without_their_program(rows: str, model: s
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
+    ("text", "message"),
     [
         ("python3 examples/math/gsm8k_rl.py --config other.yaml", "names other.yaml, which is neither here"),
         ("python3 examples/math/gsm8k_rl.py seed=1", "gives no file after --config"),
@@ -133,10 +133,10 @@ def test_files_with_images_are_refused_without_their_program(rows: str, model: s
         ("pip install areal", "starts no program"),
     ],
 )
-def test_a_script_without_a_file_says_so(text: str, what: str, tmp_path: Path) -> None:
+def test_a_script_without_a_file_says_so(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         convert(tmp_path, text)
-    assert what in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_a_program_of_python_is_told_from_a_script(tmp_path: Path) -> None:
@@ -165,14 +165,14 @@ def test_one_of_several_runs_is_chosen(tmp_path: Path) -> None:
 )
 def test_a_change_merges_as_hydra_merges_it(change: str, path: str, value: object, tmp_path: Path) -> None:
     conversion = convert(tmp_path, f"python3 examples/math/gsm8k_rl.py --config config.yaml '{change}'")
-    found = conversion.tables["trainer"]["algorithm"].get(path)
+    converted = conversion.tables["trainer"]["algorithm"].get(path)
     if isinstance(value, dict):
-        assert found is not None and {key: found[key] for key in value if key != "norm"} == {
-            key: each for key, each in value.items() if key != "norm"
+        assert converted is not None and {key: converted[key] for key in value if key != "norm"} == {
+            key: entry for key, entry in value.items() if key != "norm"
         }
-        assert path != "reward_shaping" or found["norm"]["mean_level"] == "group"
+        assert path != "reward_shaping" or converted["norm"]["mean_level"] == "group"
     else:
-        assert found == value
+        assert converted == value
 
 
 def test_files_that_hydra_reads_first_are_read_first(tmp_path: Path) -> None:
@@ -201,17 +201,17 @@ def test_the_reward_of_the_page_scores_an_answer(tmp_path: Path) -> None:
     file.write_text(code)
     extras = {"answer": "72", "reward_spec": {"ground_truth": "72"}}
     rewards = []
-    for said in ("it is 72", "it is 7"):
+    for answer in ("it is 72", "it is 7"):
         environment = find_env(f"{file}:gsm8k")(extras)
         environment.init(({"role": "user", "content": "?"},))
-        rewards.append(environment.step(said).reward)
+        rewards.append(environment.step(answer).reward)
     assert rewards == [1.0, 0.0]
 
 
 def test_two_trials_never_share_their_checkpoints(tmp_path: Path) -> None:
-    found = []
+    checkpoint_paths = []
     for trial in ("one", "two"):
         file = tmp_path / f"{trial}.yaml"
         file.write_text(EXPERIMENT.replace("trial_name: t", f"trial_name: {trial}"))
-        found.append(convert_areal(str(file)).tables["trainer"]["ckpt_path"])
-    assert found == ["experiments/checkpoints/e/one", "experiments/checkpoints/e/two"]
+        checkpoint_paths.append(convert_areal(str(file)).tables["trainer"]["ckpt_path"])
+    assert checkpoint_paths == ["experiments/checkpoints/e/one", "experiments/checkpoints/e/two"]

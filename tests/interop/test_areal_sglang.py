@@ -63,13 +63,13 @@ def checked(conversion: Conversion, folder: Path) -> Any:
 def options(conversion: Conversion, folder: Path) -> dict[str, list[str]]:
     """Options of the server that the converted run starts, with their words."""
     engine = checked(conversion, folder).generator.inference_engine
-    found: dict[str, list[str]] = {}
+    server_options: dict[str, list[str]] = {}
     for word in launch_command(engine, model_path="a/model", device="cuda", port=1)[3:]:
         if word.startswith("--"):
-            words = found.setdefault(word[2:].replace("-", "_"), [])
+            words = server_options.setdefault(word[2:].replace("-", "_"), [])
         else:
             words.append(word)
-    return found
+    return server_options
 
 
 def line_of(conversion: Conversion, source: str) -> Line:
@@ -96,19 +96,19 @@ def test_every_option_reaches_the_command_line_or_has_a_reason(defaults: dict[st
         "chunked_prefill_size": 512,
     }
     conversion = kept({f"sglang.{name}": value for name, value in values.items()})
-    found = options(conversion, tmp_path)
+    server_options = options(conversion, tmp_path)
     assert len(values) > 50
     for name, value in values.items():
         line = line_of(conversion, f"sglang.{name}")
         if name in REASONS:
             assert REASONS[name] in line.why and not line.targets, line
         elif name == "enable_multithread_load":
-            assert found["model_loader_extra_config"] == ['{"enable_multithread_load": true}']
+            assert server_options["model_loader_extra_config"] == ['{"enable_multithread_load": true}']
         elif value is False and name not in FIELDS:
-            assert name not in found
+            assert name not in server_options
         else:
             words = FIELDS.get(name, [] if value is True else [str(value)])
-            assert (line.outcome, found.get(name)) == ("renamed", ["x"] if value == ["x"] else words), line
+            assert (line.outcome, server_options.get(name)) == ("renamed", ["x"] if value == ["x"] else words), line
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,10 @@ def test_areals_files_keep_sglang_and_lose_none_of_its_settings(reference: Path,
             assert [line.source for line in conversion.lines] == list(file.facts)
             engine = conversion.tables["generator"]["inference_engine"]
             assert engine["backend"] == "sglang" and "max_model_len" not in engine.get("engine_init_kwargs", {})
-            assert not [each for each in conversion.problems if each.path.startswith("generator.inference_engine")]
-            if not any(each.severity == "error" for each in conversion.problems):
+            assert not [
+                problem for problem in conversion.problems if problem.path.startswith("generator.inference_engine")
+            ]
+            if not any(problem.severity == "error" for problem in conversion.problems):
                 options(conversion, tmp_path)
     assert tried >= 30
 
@@ -204,6 +206,6 @@ def test_defaults_of_areals_sglang_are_listed_where_they_differ() -> None:
     "changes", [{"allocation_mode": "sglang:d4|fsdp:d4"}, {"rollout.scheduling_strategy.type": "colocation"}]
 )
 def test_colocated_sglang_engines_are_reported_as_a_problem(changes: dict[str, str]) -> None:
-    (problem,) = [each for each in kept(changes).problems if each.severity == "error"]
+    (problem,) = [problem for problem in kept(changes).problems if problem.severity == "error"]
     assert problem.path == "trainer.placement.colocate_all"
     assert problem.message == "sglang engines do not take turns with learners on the same GPUs"

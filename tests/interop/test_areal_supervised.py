@@ -77,7 +77,7 @@ def test_row_type_or_value_head_selects_the_kind_of_run(keys: dict[str, Any], ro
 
 
 @pytest.mark.parametrize(
-    ("keys", "key", "value", "outcome", "said"),
+    ("keys", "key", "value", "outcome", "reason"),
     [
         (SFT, "model.is_critic", True, "refused", "rows of type 'sft' train no value head"),
         (RW, "model.is_critic", False, "refused", "a reward model needs a value head"),
@@ -99,10 +99,10 @@ def test_row_type_or_value_head_selects_the_kind_of_run(keys: dict[str, Any], ro
     ],
 )
 def test_one_setting_converts_to_the_expected_outcome(
-    keys: dict[str, Any], key: str, value: Any, outcome: str, said: str
+    keys: dict[str, Any], key: str, value: Any, outcome: str, reason: str
 ) -> None:
     line = line_of({**keys, key: value}, key)
-    assert (line.outcome, said in line.why) == (outcome, True), line
+    assert (line.outcome, reason in line.why) == (outcome, True), line
 
 
 def test_gpus_convert_to_ranks_on_nodes_of_eight() -> None:
@@ -137,8 +137,8 @@ def test_the_command_writes_a_file_that_loads_as_its_kind(tmp_path: Path) -> Non
         "recover: {mode: auto, retries: 2, freq_steps: 5, freq_secs: 600}\nevaluator: {freq_epochs: 1}\n"
         "total_train_steps: 30\n"
     )
-    said = CliRunner().invoke(cli, ["config", "convert", str(source), "--from", "areal", "--to", str(out)])
-    assert said.exit_code == 0 and "refused 0\n" in said.output
+    result = CliRunner().invoke(cli, ["config", "convert", str(source), "--from", "areal", "--to", str(out)])
+    assert result.exit_code == 0 and "refused 0\n" in result.output
     run: Any = load([str(out)]).config
     assert isinstance(run, RewardModelConfig)
     assert (run.train_datasets, run.eval_datasets, run.max_length) == (("pairs.jsonl",), ("more.jsonl",), 512)

@@ -207,8 +207,8 @@ def test_a_critic_brings_its_optimizer_and_its_batches(tmp_path: Path) -> None:
 )
 def test_supported_losses_are_converted(keys: dict[str, Any], path: str, value: object, tmp_path: Path) -> None:
     conversion = convert_keys(keys)
-    found = getattr(loaded(conversion, tmp_path).trainer.algorithm, path)
-    assert (found.behav_imp_weight_cap if path == "decoupled" else found) == value
+    converted = getattr(loaded(conversion, tmp_path).trainer.algorithm, path)
+    assert (converted.behav_imp_weight_cap if path == "decoupled" else converted) == value
     assert conversion.lost == ()
 
 
@@ -223,7 +223,7 @@ def test_adapter_settings_are_converted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "why"),
+    ("key", "value", "reason"),
     [
         ("actor.m2_threshold", 0.04, "M2PO"),
         ("actor.rejection_sampling.level", "sequence", "rejection per sequence"),
@@ -232,9 +232,9 @@ def test_adapter_settings_are_converted(tmp_path: Path) -> None:
         ("rollout.api_url", "http://x", "training on responses from another provider"),
     ],
 )
-def test_a_refusal_that_changes_the_training_has_its_true_reason(key: str, value: object, why: str) -> None:
+def test_a_refusal_that_changes_the_training_has_its_true_reason(key: str, value: object, reason: str) -> None:
     [line] = convert_keys({key: value, "actor.use_decoupled_loss": True}).lost
-    assert why in line.why
+    assert reason in line.why
 
 
 @pytest.mark.parametrize("key", ["actor.scheduling_spec[0].cmd", "scheduler.type", "stats_logger.swanlab.mode"])
@@ -296,21 +296,21 @@ MINIMAL: dict[int, dict[str, Any]] = {
 @pytest.mark.parametrize("year", [2025, 2026])
 def test_settings_that_are_left_out_have_the_defaults_of_areals_classes(year: int, reference: Path) -> None:
     classes = json.loads((reference / "areal_fields_2026_05.json").read_text())
-    whole = MINIMAL[year] | {"critic.path": "c", "actor.adv_norm.group_size": 1, "actor.reward_norm.group_size": 1}
-    assert age(whole) == year
-    found = left_out(whole | {"train_dataset.batch_size": 64})
+    base_keys = MINIMAL[year] | {"critic.path": "c", "actor.adv_norm.group_size": 1, "actor.reward_norm.group_size": 1}
+    assert age(base_keys) == year
+    defaults = left_out(base_keys | {"train_dataset.batch_size": 64})
     older = DEFAULTS_OF_2025 if year == 2025 else {}
-    assert found.pop("train_dataset.max_length") == 32768 - 16384  # what a context has beside a whole answer
-    for key, value in found.items():
+    assert defaults.pop("train_dataset.max_length") == 32768 - 16384  # what a context has beside a whole answer
+    for key, value in defaults.items():
         table, _, field = key.rpartition(".")
         assert value == (older[key] if key in older else _default_of(classes, CLASSES[table], field)), key
-    assert older.keys() <= found.keys() and len(found) > 30
+    assert older.keys() <= defaults.keys() and len(defaults) > 30
 
 
 def _default_of(classes: dict[str, Any], cls: str, field: str) -> object:
-    found = classes[cls]["fields"].get(field)
+    definition = classes[cls]["fields"].get(field)
     bases = [base for base in classes[cls]["bases"] if base in classes]
-    return found["default"] if found else _default_of(classes, bases[0], field)
+    return definition["default"] if definition else _default_of(classes, bases[0], field)
 
 
 REQUIRED: dict[int, dict[str, Any]] = {
@@ -500,8 +500,8 @@ def test_a_model_drops_as_its_own_configuration_says(settings: object, own: bool
     if settings is not None:
         (tmp_path / "config.json").write_text(json.dumps(settings))
     keys = REQUIRED[2026] | {"actor.path": str(tmp_path)}
-    for given in (keys, keys | {"actor.disable_dropout": False}):
-        assert loaded(convert_keys(given), tmp_path).trainer.policy.use_dropout is own
+    for variant in (keys, keys | {"actor.disable_dropout": False}):
+        assert loaded(convert_keys(variant), tmp_path).trainer.policy.use_dropout is own
     supervised = {"model.path": str(tmp_path), "model.disable_dropout": False}
     assert loaded(convert_keys(supervised), tmp_path).use_dropout is own
 

@@ -31,12 +31,12 @@ from skyrl.tree.sparse import as_toml_has_it
     ],
 )
 def test_references_to_the_environment_have_our_form(text: object, value: object) -> None:
-    found = read_environment(text, "trainer.ckpt_path")
-    assert (found.value, found.refused) == (value, "")
+    parsed = read_environment(text, "trainer.ckpt_path")
+    assert (parsed.value, parsed.refused) == (value, "")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("${oc.env:BASE}/ckpts", "BASE is set outside of the file"),
         ("$BASE/ckpts", "BASE is set outside of the file"),
@@ -46,8 +46,8 @@ def test_references_to_the_environment_have_our_form(text: object, value: object
         (["ok", "$BASE/x"], "BASE is set outside of the file"),
     ],
 )
-def test_unresolvable_references_are_refused_by_name(text: object, said: str) -> None:
-    assert said in read_environment(text, "trainer.ckpt_path").refused
+def test_unresolvable_references_are_refused_by_name(text: object, message: str) -> None:
+    assert message in read_environment(text, "trainer.ckpt_path").refused
 
 
 @pytest.mark.parametrize(

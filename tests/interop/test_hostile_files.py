@@ -49,8 +49,8 @@ def test_hostile_files_raise_no_traceback(
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_bytes(content)
     for words in (["convert", name, "--from", house], ["check", name]):
-        done = CliRunner().invoke(cli, ["config", *words])
-        assert done.exception is None or isinstance(done.exception, SkyRLError | SystemExit), done.exc_info
+        result = CliRunner().invoke(cli, ["config", *words])
+        assert result.exception is None or isinstance(result.exception, SkyRLError | SystemExit), result.exc_info
 
 
 @pytest.mark.sampled(8)

@@ -27,12 +27,12 @@ class Told:
 
 
 def command(file: Path, *options: str) -> Told:
-    done = CliRunner().invoke(cli, ["config", "convert", str(file), *options])
-    error = done.exception
+    result = CliRunner().invoke(cli, ["config", "convert", str(file), *options])
+    error = result.exception
     if isinstance(error, SkyRLError):
-        return Told(error.exit_code, done.stdout, str(error))
-    assert error is None or isinstance(error, SystemExit), done.exc_info
-    return Told(done.exit_code, done.stdout, done.stderr)
+        return Told(error.exit_code, result.stdout, str(error))
+    assert error is None or isinstance(error, SystemExit), result.exc_info
+    return Told(result.exit_code, result.stdout, result.stderr)
 
 
 def convert(folder: Path, text: str, system: str, *options: str) -> Told:
@@ -69,10 +69,10 @@ REFUSED = [
 def test_a_program_that_is_not_converted_is_refused_by_its_name(
     system: str, text: str, message: str, tmp_path: Path
 ) -> None:
-    done = convert(tmp_path, f"set -x\n{text}\n", system)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert re.search(message, done.stderr), done.stderr
-    assert "another" in message or "images" in message or "line 2" in done.stderr
+    result = convert(tmp_path, f"set -x\n{text}\n", system)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert re.search(message, result.stderr), result.stderr
+    assert "another" in message or "images" in message or "line 2" in result.stderr
 
 
 TWO = {"skyrl": (SKYRL, "trainer.seed="), "verl": (VERL, "trainer.total_epochs="), "trl": (TRL, "--seed ")}
@@ -92,11 +92,11 @@ TWO = {"skyrl": (SKYRL, "trainer.seed="), "verl": (VERL, "trainer.total_epochs="
 def test_of_several_runs_one_is_chosen(system: str, form: str, tmp_path: Path) -> None:
     run, number = TWO[system]
     text = form.replace("RUN", run + number)
-    done = convert(tmp_path, text, system)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "starts 2 different runs: choose one with --command N" in done.stderr
-    assert "--command 2" in done.stderr
-    one, two = (convert(tmp_path, text, system, "--command", str(each)) for each in (1, 2))
+    result = convert(tmp_path, text, system)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "starts 2 different runs: choose one with --command N" in result.stderr
+    assert "--command 2" in result.stderr
+    one, two = (convert(tmp_path, text, system, "--command", str(number)) for number in (1, 2))
     assert one.exit_code == two.exit_code == 0
     assert one.stdout.replace("= 1\n", "= 2\n") == two.stdout.replace("= 1\n", "= 2\n") and one.stdout != two.stdout
     third = convert(tmp_path, text, system, "--command", "3")
@@ -104,14 +104,14 @@ def test_of_several_runs_one_is_chosen(system: str, form: str, tmp_path: Path) -
 
 
 def test_a_command_that_is_repeated_word_for_word_is_one_run(tmp_path: Path) -> None:
-    done = convert(tmp_path, f"for i in 1 2 3; do {SKYRL}; sleep 5; done", "skyrl")
-    assert done.exit_code == 0 and "kept 1" in done.stderr
+    result = convert(tmp_path, f"for i in 1 2 3; do {SKYRL}; sleep 5; done", "skyrl")
+    assert result.exit_code == 0 and "kept 1" in result.stderr
 
 
 def test_commands_that_prepare_a_run_are_none(tmp_path: Path) -> None:
     text = f"python prep.py --local_dir data\npython -m verl.trainer.main_generation data.train_batch_size=7\n{VERL}"
-    done = convert(tmp_path, text, "verl")
-    assert done.exit_code == 0 and "train_batch_size = 7" not in done.stdout
+    result = convert(tmp_path, text, "verl")
+    assert result.exit_code == 0 and "train_batch_size = 7" not in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def test_commands_that_prepare_a_run_are_none(tmp_path: Path) -> None:
     ],
 )
 def test_a_script_without_a_run_says_what_it_does(text: str, message: str, tmp_path: Path) -> None:
-    done = convert(tmp_path, text, "skyrl")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert message in " ".join(done.stderr.split())
+    result = convert(tmp_path, text, "skyrl")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_a_script_without_a_run_says_what_it_does(text: str, message: str, tmp_p
     ],
 )
 def test_an_unknown_program_is_remarked_upon_first(system: str, text: str, program: str, tmp_path: Path) -> None:
-    done = convert(tmp_path, text, system)
-    assert done.exit_code == 0
-    assert done.stderr.startswith(f"{program} (line 1) is not a known program of ")
+    result = convert(tmp_path, text, system)
+    assert result.exit_code == 0
+    assert result.stderr.startswith(f"{program} (line 1) is not a known program of ")
 
 
 @pytest.mark.parametrize(
@@ -178,17 +178,17 @@ def test_a_script_with_words_that_were_not_read_is_not_wholly_in_the_result(
 ) -> None:
     file = tmp_path / "run.sh"
     file.write_text(text.replace("$N", "${N}") + ("\n: ${N:=}" if "$N" in text else ""))
-    done = command(file, "--from", system)
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert "100 %" not in done.stderr and f"\n  {word}" in done.stderr
+    result = command(file, "--from", system)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "100 %" not in result.stderr and f"\n  {word}" in result.stderr
 
 
 def test_the_report_tells_what_was_assumed(tmp_path: Path) -> None:
     text = f'[ "$DEBUG" = 1 ] && LR=1\nsource env.sh\n[ -f x ] && A=1\n{SKYRL} trainer.seed=${{SEED:-7}}'
-    told = convert(tmp_path, text, "skyrl").stderr
-    assert "assumed to be unset (and what follows): DEBUG (false), SEED (7)" in told
-    assert "line 3: [ -f x ]" in told
-    assert "whose variables are not known: env.sh (line 2)" in told
+    stderr = convert(tmp_path, text, "skyrl").stderr
+    assert "assumed to be unset (and what follows): DEBUG (false), SEED (7)" in stderr
+    assert "line 3: [ -f x ]" in stderr
+    assert "whose variables are not known: env.sh (line 2)" in stderr
 
 
 def test_a_branch_that_the_script_does_not_take_is_not_converted(tmp_path: Path) -> None:
@@ -199,19 +199,19 @@ def test_a_branch_that_the_script_does_not_take_is_not_converted(tmp_path: Path)
 def test_other_files_have_no_commands_to_choose_from(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("actor: {path: a}\n")
-    done = command(file, "--from", "areal", "--command", "2")
-    assert done.exit_code == 2 and "a.yaml is none" in done.stderr
+    result = command(file, "--from", "areal", "--command", "2")
+    assert result.exit_code == 2 and "a.yaml is none" in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
+    ("text", "message"),
     [
         ("model_name_or_path: a/b\nassistant_only_loss: true\nbeta: 0.1\n", "--kind grpo|rloo|sft|reward|dpo|kto"),
         ("model_name_or_path: a/b\nlearning_rate: 1e-5\n", "--kind grpo|rloo|sft|reward|dpo|kto"),
     ],
 )
-def test_a_file_with_arguments_of_another_trainer_is_refused(text: str, what: str, tmp_path: Path) -> None:
+def test_a_file_with_arguments_of_another_trainer_is_refused(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(text)
-    done = command(file, "--from", "trl")
-    assert (done.exit_code, done.stdout) == (2, "") and what in done.stderr
+    result = command(file, "--from", "trl")
+    assert (result.exit_code, result.stdout) == (2, "") and message in result.stderr

@@ -186,9 +186,9 @@ def test_schedules_layouts_and_adapters_are_ours(tmp_path: Path) -> None:
 def test_the_command_recognises_the_file_and_a_script_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "rl.toml"
     file.write_text(tomli_w.dumps(changed(orchestrator__train__source=[])))
-    done = CliRunner().invoke(cli, ["config", "convert", str(file), "--keep-going"])
-    assert done.exit_code == 0, done.output
-    assert "is a file of prime-rl, by its settings" in done.stderr
+    result = CliRunner().invoke(cli, ["config", "convert", str(file), "--keep-going"])
+    assert result.exit_code == 0, result.output
+    assert "is a file of prime-rl, by its settings" in result.stderr
     script = tmp_path / "rl.sh"
     script.write_text("uv run rl @ rl.toml\n")
     with pytest.raises(ConfigError, match="convert the TOML file that it names after @"):

@@ -36,7 +36,9 @@ CORPORA: list[tuple[str, str, Callable[[], list[str]], Counter[str]]] = [
     (
         "skyrl",
         "a.sh",
-        lambda: [words(each) for each in read("skyrl_overrides_2026_08") if "skyrl.train" in str(each["entrypoint"])],
+        lambda: [
+            words(entry) for entry in read("skyrl_overrides_2026_08") if "skyrl.train" in str(entry["entrypoint"])
+        ],
         Counter(skyrl=45),
     ),
     ("areal", "a.yaml", lambda: [*map(tables, read("areal_yaml_keys").values())], Counter(areal=15)),
@@ -45,15 +47,15 @@ CORPORA: list[tuple[str, str, Callable[[], list[str]], Counter[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "texts", "found"), [each[1:] for each in CORPORA], ids=range(len(CORPORA)))
+@pytest.mark.parametrize(("name", "texts", "expected"), [corpus[1:] for corpus in CORPORA], ids=range(len(CORPORA)))
 def test_published_files_are_recognised(
-    name: str, texts: Callable[[], list[str]], found: Counter[str], tmp_path: Path
+    name: str, texts: Callable[[], list[str]], expected: Counter[str], tmp_path: Path
 ) -> None:
     systems: Counter[str] = Counter()
     for text in texts():
         (tmp_path / name).write_text(text)
         systems[recognised_system(str(tmp_path / name))] += 1
-    assert systems == found
+    assert systems == expected
 
 
 @pytest.mark.parametrize(
@@ -71,15 +73,19 @@ def test_a_file_of_no_system_or_of_several_is_refused(name: str, text: str, mess
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError) as refused:
         recognised_system(str(tmp_path / name))
-    assert message in " ".join(f"{each.path} {each.message}: {each.hint}" for each in refused.value.problems)
+    assert message in " ".join(
+        f"{problem.path} {problem.message}: {problem.hint}" for problem in refused.value.problems
+    )
 
 
 def test_convert_says_which_system_it_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run.sh").write_text(VERL)
-    done = CliRunner().invoke(cli, ["config", "convert", "run.sh", "--to", "run.toml", "--json"])
-    assert done.exit_code == 0
-    assert done.stderr == "run.sh is a file of verl, by its settings; --from chooses another system.\n"
-    assert json.loads(done.stdout)["result"]["from"] == "verl"
-    given = CliRunner().invoke(cli, ["config", "convert", "run.sh", "--to", "2.toml", "--from", "verl", "--json"])
-    assert given.stderr == ""
+    result = CliRunner().invoke(cli, ["config", "convert", "run.sh", "--to", "run.toml", "--json"])
+    assert result.exit_code == 0
+    assert result.stderr == "run.sh is a file of verl, by its settings; --from chooses another system.\n"
+    assert json.loads(result.stdout)["result"]["from"] == "verl"
+    explicit_result = CliRunner().invoke(
+        cli, ["config", "convert", "run.sh", "--to", "2.toml", "--from", "verl", "--json"]
+    )
+    assert explicit_result.stderr == ""

@@ -11,8 +11,8 @@ from tests.interop.test_wrong_values import WRONG
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(("system", "kind"), TABLES)
 def test_every_setting_of_a_tree_takes_values_of_every_kind(system: str, kind: str) -> None:
-    tables, given = TABLES[system, kind]()
-    assert len(given) > 30
-    for key, default in given.items():
+    tables, defaults = TABLES[system, kind]()
+    assert len(defaults) > 30
+    for key, default in defaults.items():
         for value in (default, None, *OTHERS, *WRONG):
-            tables.translated(key, value, {**given, key: value})
+            tables.translated(key, value, {**defaults, key: value})

@@ -50,10 +50,10 @@ def rows() -> Iterator[list[str]]:
         yield [" ".join(re.findall(r"`([^`]+)`", cell)) for cell in line.strip("|").split("|")]
 
 
-def converted(system: str, key: str, value: Any, beside: Mapping[str, Any] = FrozenDict()) -> Conversion:
+def converted(system: str, key: str, value: Any, extra_keys: Mapping[str, Any] = FrozenDict()) -> Conversion:
     converters: dict[str, Callable[[Mapping[str, Any]], Conversion]]
     converters = {"verl": verl.convert_keys, "TRL": trl.convert_keys}
-    return converters[system]({**BASES[system], **beside, key: value})
+    return converters[system]({**BASES[system], **extra_keys, key: value})
 
 
 def test_every_path_of_the_table_is_a_field() -> None:

@@ -34,7 +34,7 @@ _KNOWN, _UNDECIDED = (Path(__file__).parent / "shell_forms.txt").read_text().spl
 
 def forms(part: str) -> dict[str, str]:
     """Name of a form -> its script."""
-    return {each.partition("\n")[0]: each.partition("\n")[2] for each in part.split("\n### ")[1:]}
+    return {section.partition("\n")[0]: section.partition("\n")[2] for section in part.split("\n### ")[1:]}
 
 
 FORMS = {**forms(_KNOWN), "windows lines": "N=1\r\nRUN \\\r\n  NUMBER$N\r\n"}
@@ -64,7 +64,7 @@ def all_read() -> dict[tuple[str, str], tuple[Script, list[list[str]]]]:
     finally:
         sandbox.close()
     assert calls is not None
-    return {case: (read[case], found) for case, found in zip(CASES, calls, strict=True)}
+    return {case: (read[case], case_calls) for case, case_calls in zip(CASES, calls, strict=True)}
 
 
 @pytest.mark.parametrize(("name", "system"), CASES)
@@ -169,7 +169,7 @@ def test_the_line_of_a_command_is_that_of_its_first_word() -> None:
     ["", "'", '"', "a='b\nc'", "${${${", "A=(", "\\", "\x00", "x=" + "${A:-" * 5000, "`", "$((", "<<EOF", "if"],
 )
 def test_no_text_is_too_broken_to_be_read_or_refused(script: str) -> None:
-    assert "not understood" in (told := refusal(script)) or "cannot be followed" in told or words_of(script) == []
+    assert "not understood" in (message := refusal(script)) or "cannot be followed" in message or words_of(script) == []
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_no_text_is_too_broken_to_be_read_or_refused(script: str) -> None:
     ],
 )
 def test_a_script_that_does_not_end_is_left(script: str) -> None:
-    told = refusal(script)
-    assert "cannot be followed to its end" in told or sum(map(len, words_of(script))) < LONGEST
+    message = refusal(script)
+    assert "cannot be followed to its end" in message or sum(map(len, words_of(script))) < LONGEST
 
 
 def test_without_the_grammar_the_message_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,15 +33,15 @@ REFUSED = {**dict.fromkeys(AUTHORS_OWN, "a custom field"), "hydra": "Hydra is no
 @pytest.fixture(scope="module")
 def converted(reference: Path) -> list[tuple[Script, Conversion]]:
     """Each script of the corpus and what became of it."""
-    return [(each.facts, each.conversion) for each in hydra_scripts(reference)]
+    return [(script.facts, script.conversion) for script in hydra_scripts(reference)]
 
 
 def loaded(conversion: Conversion, folder: Path) -> SkyRLTrainConfig:
     """The resolved tree of a conversion, through the TOML that is written of it."""
     file = folder / "converted.toml"
     file.write_text(tomli_w.dumps(as_toml_has_it(conversion.tables, SkyRLTrainConfig)))
-    found = load([file])
-    return resolve_with_origins(found.config, found.origins)[0]
+    result = load([file])
+    return resolve_with_origins(result.config, result.origins)[0]
 
 
 def test_no_override_is_lost(converted: list[tuple[Script, Conversion]]) -> None:
@@ -59,7 +59,7 @@ def test_every_refusal_has_a_reason(converted: list[tuple[Script, Conversion]]) 
         for line in conversion.lines:
             if line.outcome != "refused" or line.value == "":
                 continue
-            reasons = [why for start, why in REFUSED.items() if line.source.startswith(start)]
+            reasons = [reason for start, reason in REFUSED.items() if line.source.startswith(start)]
             assert reasons, (script["script"], line)
             assert reasons[0] in line.why
 
@@ -88,9 +88,11 @@ def at(run: SkyRLTrainConfig, path: str) -> Any:
     return stored_value(value)
 
 
-def same(ours: Any, theirs: Any) -> bool:
+def same(converted: Any, reference: Any) -> bool:
     """Equal in value and type, once a whole number may stand for the number of a field that holds such."""
-    return repr(ours) == repr(float(theirs) if type(ours) is float and type(theirs) is int else theirs)
+    return repr(converted) == repr(
+        float(reference) if type(converted) is float and type(reference) is int else reference
+    )
 
 
 def test_a_script_is_read_without_being_run(tmp_path: Path) -> None:
@@ -148,7 +150,7 @@ def test_a_script_that_leaves_the_bounds_of_cispo_alone_gets_those_of_scale_rl(t
 
 
 @pytest.mark.parametrize(
-    ("overrides", "why"),
+    ("overrides", "reason"),
     [
         (["trainer.run_name="], "empty, so the default applies"),
         (["trainer.ckpt_path="], "empty, so the default applies"),
@@ -162,10 +164,10 @@ def test_a_script_that_leaves_the_bounds_of_cispo_alone_gets_those_of_scale_rl(t
         ),
     ],
 )
-def test_settings_without_effect_beside_others_are_redundant(overrides: list[str], why: str) -> None:
+def test_settings_without_effect_beside_others_are_redundant(overrides: list[str], reason: str) -> None:
     conversion = convert_overrides(overrides)
     assert (conversion.refused, conversion.lines[-1].outcome) == ((), "needless")
-    assert why in conversion.lines[-1].why
+    assert reason in conversion.lines[-1].why
 
 
 def test_the_same_settings_are_converted_where_they_act() -> None:

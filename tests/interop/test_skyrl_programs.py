@@ -56,14 +56,14 @@ def test_distillation_trains_each_token_on_the_distance_to_the_teacher() -> None
         "trainer.algorithm.use_kl_loss=false",
     )
     assert not conversion.refused
-    found = advantages(
+    result = advantages(
         conversion,
         [[0.0, 0.0, 0.0, 5.0], [0.0, 0.0, 0.0, 0.0]],  # a reward of the environment, which does not count
         rollout_logprobs=None,
         old_logprobs=torch.tensor(OLD),
         ref_logprobs=torch.tensor(TEACHER),
     )
-    torch.testing.assert_close(found, torch.tensor([[0.0, 0.5, -0.5, 2.0], [0.0, -1.0, 0.0, 0.0]]))
+    torch.testing.assert_close(result, torch.tensor([[0.0, 0.5, -0.5, 2.0], [0.0, -1.0, 0.0, 0.0]]))
     algorithm = structure(conversion.tables, SkyRLTrainConfig).trainer.algorithm
     assert (algorithm.policy_loss_type, algorithm.loss_reduction) == ("importance_sampling", "seq_mean_token_sum_norm")
 
@@ -88,15 +88,15 @@ def test_without_the_penalty_the_distilling_program_trains_on_the_rewards_of_tok
     conversion = converted(
         DISTILLATION, "trainer.algorithm.advantage_estimator=no_op", "trainer.algorithm.use_kl_in_reward=false"
     )
-    found = advantages(conversion, [[0.0, 1.0, 0.0, 2.0], [0.0, 0.0, 3.0, 0.0]], rollout_logprobs=None)
-    torch.testing.assert_close(found, torch.tensor([[0.0, 1.0, 0.0, 2.0], [0.0, 0.0, 3.0, 0.0]]))
+    result = advantages(conversion, [[0.0, 1.0, 0.0, 2.0], [0.0, 0.0, 3.0, 0.0]], rollout_logprobs=None)
+    torch.testing.assert_close(result, torch.tensor([[0.0, 1.0, 0.0, 2.0], [0.0, 0.0, 3.0, 0.0]]))
 
 
 def test_the_simple_baseline_is_the_mean_of_the_batch() -> None:
     conversion = converted(BASELINE, "trainer.algorithm.advantage_estimator=simple_baseline")
     assert not conversion.refused
-    found = advantages(conversion, [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]], rollout_logprobs=None)
-    torch.testing.assert_close(found, torch.tensor([[0.0, 0.5, 0.5, 0.5], [0.0, -0.5, -0.5, 0.0]]))
+    result = advantages(conversion, [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]], rollout_logprobs=None)
+    torch.testing.assert_close(result, torch.tensor([[0.0, 0.5, 0.5, 0.5], [0.0, -0.5, -0.5, 0.0]]))
 
 
 def test_a_baseline_over_several_turns_is_refused() -> None:
@@ -137,8 +137,8 @@ def test_an_asynchronous_program_makes_an_asynchronous_run(
     program: str, overrides: list[str], expected: dict[str, object]
 ) -> None:
     conversion = converted(program, "trainer.placement.colocate_all=false", *overrides)
-    found = structure(conversion.tables, SkyRLTrainConfig).trainer.fully_async
-    assert {name: getattr(found, name) for name in expected} == expected
+    fully_async = structure(conversion.tables, SkyRLTrainConfig).trainer.fully_async
+    assert {name: getattr(fully_async, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -155,8 +155,8 @@ def test_the_program_of_dapo_has_its_penalty(
     program: str, overrides: list[str], expected: tuple[int | None, float]
 ) -> None:
     conversion = converted(program, "trainer.epochs=1", *overrides)
-    found = structure(conversion.tables, SkyRLTrainConfig).trainer.algorithm.reward_shaping.overlong
-    assert (found.buffer_len, found.penalty_factor) == expected
+    overlong = structure(conversion.tables, SkyRLTrainConfig).trainer.algorithm.reward_shaping.overlong
+    assert (overlong.buffer_len, overlong.penalty_factor) == expected
 
 
 HARBOR = "examples.train_integrations.harbor.entrypoints.main_harbor"

@@ -67,7 +67,7 @@ def test_the_documented_command_keeps_every_setting(tmp_path: Path) -> None:
     run = loaded(converted, tmp_path)
     assert (run.strategy, run.use_sequence_packing, run.max_tokens_per_microbatch) == ("megatron", True, 4096)
     assert run.megatron_config.tensor_model_parallel_size == 1 and run.placement.num_gpus_per_node == 4
-    other = convert_overrides([each for each in PACKED if not each.startswith("max_tokens_per_microbatch")])
+    other = convert_overrides([argument for argument in PACKED if not argument.startswith("max_tokens_per_microbatch")])
     assert other.tables["max_tokens_per_microbatch"] == 4096  # SkyRL's bins are then of max_length
 
 
@@ -82,7 +82,7 @@ def test_the_defaults_of_every_release_are_converted(version: str) -> None:
 def test_megatrons_settings_bring_its_strategy() -> None:
     converted = convert_overrides(["dataset_name=c/d", "megatron_config.context_parallel_size=2"])
     assert converted.tables["strategy"] == "megatron"
-    assert "megatron_config.pipeline_model_parallel_size" in {each.source for each in converted.other_defaults}
+    assert "megatron_config.pipeline_model_parallel_size" in {default.source for default in converted.other_defaults}
 
 
 def test_a_sampler_of_the_user_keeps_its_class_and_its_arguments(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_file_is_recognised_by_its_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "outcome", "said"),
+    ("override", "outcome", "reason"),
     [
         ("strategy=megatron", "kept", ""),
         ("model_config_kwargs.rope_theta=1e6", "kept", ""),
@@ -136,12 +136,13 @@ def test_a_file_is_recognised_by_its_names(tmp_path: Path) -> None:
         ("eval_dataset_split=train", "needless", "eval_dataset_name, which is not set"),
     ],
 )
-def test_one_setting_converts_to_the_expected_outcome(override: str, outcome: str, said: str) -> None:
+def test_one_setting_converts_to_the_expected_outcome(override: str, outcome: str, reason: str) -> None:
     key = override.partition("=")[0]
-    line = line_of([*(each for each in RUN if not each.startswith(key + "=")), override], key)
-    assert (line.outcome in (outcome, "renamed" if outcome == "kept" else outcome), said in line.why) == (True, True), (
-        line
-    )
+    line = line_of([*(argument for argument in RUN if not argument.startswith(key + "=")), override], key)
+    assert (line.outcome in (outcome, "renamed" if outcome == "kept" else outcome), reason in line.why) == (
+        True,
+        True,
+    ), line
 
 
 @pytest.mark.parametrize(("written", "steps"), [(["dummy_run_max_steps=3"], 3), ([], 5)])
@@ -155,7 +156,7 @@ def test_settings_that_are_left_out_are_compared_by_their_defaults() -> None:
     assert conversion.tables["optimizer_config"] == {"lr": 1e-6}
     assert [line.source for line in conversion.defaults] == ["optimizer_config.lr", "model.path"]
     assert convert_overrides(["strategy=fsdp", "optimizer_config.lr=1e-4"]).tables["optimizer_config"] == {"lr": 1e-4}
-    assert [(each.source, each.theirs, each.ours) for each in conversion.other_defaults] == [
+    assert [(default.source, default.theirs, default.ours) for default in conversion.other_defaults] == [
         ("placement.num_gpus_per_node", 4, 1),
         ("resume_from", "", "latest"),
         ("strategy", "megatron", "fsdp2"),

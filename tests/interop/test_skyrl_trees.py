@@ -36,8 +36,8 @@ def dumped(tree: Mapping[str, Any], folder: Path) -> Conversion:
     for key, value in tree.items():
         *tables, name = key.split(".")
         table = nested
-        for each in tables:
-            table = table.setdefault(each, {})
+        for table_name in tables:
+            table = table.setdefault(table_name, {})
         table[name] = value
     file = folder / "dump.yaml"
     file.write_text(yaml.safe_dump(nested))
@@ -70,10 +70,10 @@ BELOW_MEGATRON = [
 
 @pytest.mark.parametrize(("name", "path"), BELOW_MEGATRON)
 def test_a_feature_of_megatron_is_refused_by_name_under_megatron_alone(name: str, path: str) -> None:
-    beside = ["trainer.policy.model.lora.rank=8", "trainer.ref.model.lora.rank=8"]
-    under = line_of(path, "trainer.strategy=megatron", *beside, f"{path}=1")
+    lora_overrides = ["trainer.policy.model.lora.rank=8", "trainer.ref.model.lora.rank=8"]
+    under = line_of(path, "trainer.strategy=megatron", *lora_overrides, f"{path}=1")
     assert (under.outcome, name in under.why) == ("not yet", True)
-    elsewhere = line_of(path, "trainer.strategy=fsdp", *beside, f"{path}=1")
+    elsewhere = line_of(path, "trainer.strategy=fsdp", *lora_overrides, f"{path}=1")
     assert (elsewhere.outcome, elsewhere.why) == ("needless", "not read with trainer.strategy = 'fsdp'")
 
 
@@ -136,11 +136,11 @@ def test_the_profilers_schedule_becomes_the_steps_that_it_records(
 ) -> None:
     table += "torch_profiler_config."
     base = [] if path.startswith("trainer") else ["strategy=fsdp", "dataset_name=a/b"]
-    conversion = convert_overrides([*base, f"{table}enable=true", *(table + each for each in schedule.split())])
-    found: Any = conversion.tables
+    conversion = convert_overrides([*base, f"{table}enable=true", *(table + setting for setting in schedule.split())])
+    node: Any = conversion.tables
     for name in path.split("."):
-        found = found[name]
-    assert (found, conversion.refused) == (steps, ())
+        node = node[name]
+    assert (node, conversion.refused) == (steps, ())
 
 
 def test_a_schedule_without_an_end_is_refused() -> None:
@@ -152,11 +152,11 @@ def test_a_schedule_without_an_end_is_refused() -> None:
 
 def test_the_dynamic_sampling_of_full_batches_wins_over_the_null_of_a_dump() -> None:
     full = ["trainer.fully_async.enabled=true", "trainer.fully_async.sample_full_batch=true"]
-    beside = [
+    dump_overrides = [
         "trainer.algorithm.dynamic_sampling.type=null",
         "trainer.algorithm.dynamic_sampling.max_sample_batches=30",
     ]
-    sampling = convert_overrides([*full, *beside]).tables["trainer"]["algorithm"]["dynamic_sampling"]
+    sampling = convert_overrides([*full, *dump_overrides]).tables["trainer"]["algorithm"]["dynamic_sampling"]
     assert sampling == {"type": "filter", "max_sample_batches": -1}
 
 
@@ -207,10 +207,10 @@ def test_a_table_given_in_part_has_the_defaults_of_skyrls_class(
     conversion = convert_overrides(overrides)
     assert {line.source.rpartition(".")[2]: line.value for line in conversion.defaults} == written
     [table] = {line.source.rpartition(".")[0] for line in conversion.defaults} or {""}
-    found: Any = conversion.tables
+    node: Any = conversion.tables
     for name in table.split(".") if table else ():
-        found = found[name]
-    assert not table or {name: found[name] for name in written} == written
+        node = node[name]
+    assert not table or {name: node[name] for name in written} == written
 
 
 ASYNC = ["trainer.fully_async.enabled=true", "trainer.placement.colocate_all=false"]
@@ -239,8 +239,8 @@ MOE = "trainer.policy.megatron_config.moe_router_load_balancing_type=aux_loss"
 def test_defaults_that_differ_are_listed_where_they_act(
     overrides: list[str], listed: set[str], not_listed: set[str]
 ) -> None:
-    found = {row.source for row in convert_overrides(["trainer.epochs=1", *overrides]).other_defaults}
-    assert listed <= found and not found & not_listed
+    sources = {row.source for row in convert_overrides(["trainer.epochs=1", *overrides]).other_defaults}
+    assert listed <= sources and not sources & not_listed
 
 
 def test_a_dump_has_no_default_that_differs(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def why(conversion: Conversion, source: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("given", "weights"),
+    ("changes", "weights"),
     [
         ({}, (0.005, 1.0)),
         ({"teacher.distill_loss_weight": 0.02, "teacher.rl_loss_weight": 0.5}, (0.02, 0.5)),
@@ -38,10 +38,10 @@ def why(conversion: Conversion, source: str) -> str:
     ],
 )
 def test_areals_teacher_has_a_weight_beside_that_of_rewards(
-    given: dict[str, Any], weights: tuple[float, float], tmp_path: Path
+    changes: dict[str, Any], weights: tuple[float, float], tmp_path: Path
 ) -> None:
     keys = {"actor.path": "a/b", "actor.kl_ctl": 0.0, "teacher.path": "c/d"}
-    conversion = areal.convert_keys({**keys, **given})
+    conversion = areal.convert_keys({**keys, **changes})
     trainer = loaded(conversion, tmp_path)
     settings = trainer.algorithm.distillation
     assert (trainer.teacher.model.path, settings.type, settings.coef, settings.task_coef) == (
@@ -72,7 +72,7 @@ def test_what_areals_teacher_asks_for_and_is_not_there_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "settings"),
+    ("changes", "settings"),
     [
         ({"loss_mode": "k1", "use_policy_gradient": True}, {"type": "advantage", "task_coef": 1.0}),
         (
@@ -83,10 +83,10 @@ def test_what_areals_teacher_asks_for_and_is_not_there_is_named() -> None:
     ],
 )
 def test_verls_teacher_is_an_advantage_or_a_loss(
-    given: dict[str, Any], settings: dict[str, Any], tmp_path: Path
+    changes: dict[str, Any], settings: dict[str, Any], tmp_path: Path
 ) -> None:
     keys = {"actor_rollout_ref.model.path": "a/b", "distillation.enabled": True, MODEL: "c/d"}
-    conversion = verl.convert_keys({**keys, **{LOSS + name: value for name, value in given.items()}})
+    conversion = verl.convert_keys({**keys, **{LOSS + name: value for name, value in changes.items()}})
     trainer = loaded(conversion, tmp_path)
     assert trainer.teacher.model.path == "c/d"
     assert trainer.placement.teacher_num_gpus_per_node == trainer.placement.policy_num_gpus_per_node == 8

@@ -72,7 +72,7 @@ def test_without_a_service_metrics_go_to_the_console() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "outcome", "said"),
+    ("key", "value", "outcome", "reason"),
     [
         ("wandb.wandb_api_key", "0123456789", "refused", "set the environment variable WANDB_API_KEY"),
         ("swanlab.api_key", "0123456789", "needless", "swanlab is off"),
@@ -84,11 +84,11 @@ def test_without_a_service_metrics_go_to_the_console() -> None:
         ("wandb.id_suffix", "eval", "needless", "stored in its folder"),
     ],
 )
-def test_one_setting_converts_to_the_expected_outcome(key: str, value: Any, outcome: str, said: str) -> None:
+def test_one_setting_converts_to_the_expected_outcome(key: str, value: Any, outcome: str, reason: str) -> None:
     name = f"stats_logger.{key}"
     conversion = convert_keys({**WANDB, name: value})
     [line] = [line for line in conversion.lines if line.source == name]
-    assert (line.outcome, said in line.why) == (outcome, True), line
+    assert (line.outcome, reason in line.why) == (outcome, True), line
     assert "0123456789" not in str(conversion.report())
     assert not line.is_refused or not line.changes_training
 
@@ -97,5 +97,5 @@ def test_a_script_of_skyrls_main_sft_keeps_its_trackers_and_their_tags() -> None
     words = ["strategy=fsdp", "model.path=a/b", "train_datasets=['c/d']", "logger=wandb", "tags=['x']"]
     conversion = convert_overrides([*words, "project_name=p", "run_name=r"])
     assert refused(conversion) == []
-    found = {name: conversion.tables[name] for name in ("logger", "trackers", "project_name", "run_name")}
-    assert found == {"logger": "wandb", "trackers": {"tags": ["x"]}, "project_name": "p", "run_name": "r"}
+    settings = {name: conversion.tables[name] for name in ("logger", "trackers", "project_name", "run_name")}
+    assert settings == {"logger": "wandb", "trackers": {"tags": ["x"]}, "project_name": "p", "run_name": "r"}

@@ -188,7 +188,7 @@ def test_evaluation_is_that_of_trl(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "source", "outcome", "why"),
+    ("keys", "source", "outcome", "reason"),
     [
         ({"loss_type": "luspo"}, "loss_type", "not yet", "loss 'luspo'"),
         ({"per_device_train_batch_size": 4}, "per_device_train_batch_size", "refused", "not whole groups of 8"),
@@ -211,11 +211,11 @@ def test_evaluation_is_that_of_trl(tmp_path: Path) -> None:
     ],
 )
 def test_every_setting_that_is_left_out_has_its_reason(
-    keys: dict[str, Any], source: str, outcome: str, why: str
+    keys: dict[str, Any], source: str, outcome: str, reason: str
 ) -> None:
     line = line_of(keys, source)
     assert (line.outcome, line.targets) == (outcome, ())
-    assert why in line.why
+    assert reason in line.why
 
 
 def test_float16_converts_to_param_dtype(tmp_path: Path) -> None:
@@ -281,8 +281,8 @@ def test_a_file_without_arguments_of_grpo_is_named(name: str, text: str, message
 
 
 def test_the_report_remarks_on_what_is_outside_trls_arguments() -> None:
-    said = " ".join(convert_keys({"model_name_or_path": "a/b"}).remarks)
-    assert "num_processes" in said and "max_prompt_length" in said and "reward functions" in said
+    remarks = " ".join(convert_keys({"model_name_or_path": "a/b"}).remarks)
+    assert "num_processes" in remarks and "max_prompt_length" in remarks and "reward functions" in remarks
 
 
 def test_every_field_of_trls_own_classes_is_known() -> None:
@@ -293,11 +293,11 @@ def test_every_field_of_trls_own_classes_is_known() -> None:
 
 
 def test_the_option_sets_of_examples_are_converted_or_refused_by_capability(tmp_path: Path) -> None:
-    examples = {each.name: each.conversion for each in option_sets("trl")}
+    examples = {option_set.name: option_set.conversion for option_set in option_sets("trl")}
     assert len(examples) >= 12
     for name, conversion in examples.items():
         refused = [f"{line.source}: {line.why}" for line in conversion.lines if line.outcome == "refused"]
         assert [line for line in refused if "not whole groups" not in line] == [], name
         if not conversion.lost:
             loaded(conversion, tmp_path)
-    assert sum(not each.lost for each in examples.values()) >= 9
+    assert sum(not conversion.lost for conversion in examples.values()) >= 9

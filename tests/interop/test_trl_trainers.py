@@ -25,10 +25,12 @@ TEACHER = {"teacher_model_name_or_path": "a/t"}
 TAUGHT: dict[str, dict[str, Any]] = {"distillation": TEACHER, "gkd": {**TEACHER, "lmbda": 0.0}}
 
 
-@pytest.mark.parametrize(("kind", "tree"), TREES, ids=lambda each: each.version if isinstance(each, PeerTree) else each)
+@pytest.mark.parametrize(
+    ("kind", "tree"), TREES, ids=lambda param: param.version if isinstance(param, PeerTree) else param
+)
 def test_a_dump_of_the_defaults_converts(kind: str, tree: PeerTree) -> None:
-    given = {**tree.defaults, **WHOLE, **TAUGHT.get(kind, {})}
-    conversion = convert_keys(given, kind=kind)
+    keys = {**tree.defaults, **WHOLE, **TAUGHT.get(kind, {})}
+    conversion = convert_keys(keys, kind=kind)
     assert [(line.source, line.value, line.why) for line in conversion.refused] == []
     assert {line.source for line in conversion.lines} == {*tree.defaults, *WHOLE}
     assert tree_of(kind, tree.defaults)[0] == tree
@@ -176,7 +178,7 @@ def test_a_reward_model_leaves_long_pairs_out_as_in_trl(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "keys", "source", "why"),
+    ("kind", "keys", "source", "reason"),
     [
         ("sft", {"packing": True}, "packing", "packed blocks"),
         ("sft", {"eval_packing": True}, "eval_packing", "packed blocks"),
@@ -213,15 +215,15 @@ def test_a_reward_model_leaves_long_pairs_out_as_in_trl(tmp_path: Path) -> None:
         ("grpo", {"datasets": [{"path": "c", "fraction": 0.5}]}, "datasets", "fraction"),
     ],
 )
-def test_what_is_missing_here_is_refused_by_its_name(kind: str, keys: dict[str, Any], source: str, why: str) -> None:
+def test_what_is_missing_here_is_refused_by_its_name(kind: str, keys: dict[str, Any], source: str, reason: str) -> None:
     [line] = converted(kind, **keys).refused
     assert (line.source, line.outcome) == (source, "not yet")
-    assert why in line.why
+    assert reason in line.why
 
 
 def test_distillation_is_a_divergence_from_a_teacher_on_sampled_answers_without_rewards(tmp_path: Path) -> None:
-    given = {"beta": 0.5, "temperature": 0.7, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 8}
-    run = loaded(converted("distillation", **TEACHER, **given), tmp_path)
+    settings = {"beta": 0.5, "temperature": 0.7, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 8}
+    run = loaded(converted("distillation", **TEACHER, **settings), tmp_path)
     distillation, sampling = run.trainer.algorithm.distillation, run.generator.sampling_params
     assert run.trainer.teacher.model.path == "a/t"
     assert (distillation.type, distillation.beta, distillation.task_coef) == ("loss", 0.5, 0.0)
@@ -255,9 +257,9 @@ def test_dpo_keeps_its_losses_its_reference_and_trls_defaults(tmp_path: Path) ->
 
 
 def test_weights_and_a_moving_reference_of_dpo_are_kept(tmp_path: Path) -> None:
-    given = {"use_weighting": True, "sync_ref_model": True, "ref_model_mixup_alpha": 0.3, "ref_model_sync_steps": 64}
-    run = loaded(converted("dpo", **given, warmup_ratio=0.1), tmp_path)
-    assert {name: getattr(run, name) for name in given} == given
+    settings = {"use_weighting": True, "sync_ref_model": True, "ref_model_mixup_alpha": 0.3, "ref_model_sync_steps": 64}
+    run = loaded(converted("dpo", **settings, warmup_ratio=0.1), tmp_path)
+    assert {name: getattr(run, name) for name in settings} == settings
 
 
 def test_the_likelihood_that_trl_0_18_adds_is_a_loss_of_its_own(tmp_path: Path) -> None:

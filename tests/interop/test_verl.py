@@ -148,7 +148,7 @@ def test_cispos_bounds_are_those_of_its_weight(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "source", "outcome", "why"),
+    ("keys", "source", "outcome", "reason"),
     [
         ({"trainer.resume_from_path": "a"}, "trainer.resume_from_path", "needless", "resume_mode is not resume_path"),
         (
@@ -163,8 +163,8 @@ def test_cispos_bounds_are_those_of_its_weight(tmp_path: Path) -> None:
         ({ROLLOUT + "name": "trtllm"}, ROLLOUT + "name", "not yet", "engine 'trtllm'"),
         ({BYPASS: False}, BYPASS, "needless", "off"),
         *(
-            (PPO | {"critic.loss_agg_mode": mode}, "critic.loss_agg_mode", outcome, why)
-            for mode, outcome, why in (
+            (PPO | {"critic.loss_agg_mode": mode}, "critic.loss_agg_mode", outcome, reason)
+            for mode, outcome, reason in (
                 ("token-mean", "needless", "the value loss is averaged over tokens"),
                 ("${oc.select:actor_rollout_ref.actor.loss_agg_mode,token-mean}", "needless", "averaged over tokens"),
                 ("seq-mean-token-mean", "not yet", "a value loss reduced by 'seq-mean-token-mean'"),
@@ -218,11 +218,11 @@ def test_cispos_bounds_are_those_of_its_weight(tmp_path: Path) -> None:
     ],
 )
 def test_every_setting_that_is_left_out_has_its_reason(
-    keys: dict[str, Any], source: str, outcome: str, why: str
+    keys: dict[str, Any], source: str, outcome: str, reason: str
 ) -> None:
     line = line_of(keys, source)
     assert (line.outcome, line.targets) == (outcome, ())
-    assert why in line.why
+    assert reason in line.why
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_every_field_of_verls_own_configuration_is_known() -> None:
 
 
 def test_the_option_sets_of_examples_are_converted_or_refused_by_capability(tmp_path: Path) -> None:
-    examples = {each.name: each.conversion for each in option_sets("verl")}
+    examples = {option_set.name: option_set.conversion for option_set in option_sets("verl")}
     assert len(examples) >= 12
     for name, conversion in examples.items():
         refused = [f"{line.source}: {line.why}" for line in conversion.lines if line.outcome == "refused"]
@@ -285,8 +285,12 @@ def test_the_option_sets_of_examples_are_converted_or_refused_by_capability(tmp_
 
 
 def test_most_of_the_examples_become_runs() -> None:
-    whole = [each.name for each in option_sets("verl") if not each.conversion.refused and not errors(each.conversion)]
-    assert len(whole) == 10
+    complete = [
+        option_set.name
+        for option_set in option_sets("verl")
+        if not option_set.conversion.refused and not errors(option_set.conversion)
+    ]
+    assert len(complete) == 10
 
 
 def errors(conversion: Conversion) -> list[str]:

@@ -74,7 +74,7 @@ def test_without_an_asynchronous_mode_the_run_takes_turns(keys: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
-    ("keys", "source", "why"),
+    ("keys", "source", "reason"),
     [
         ({V1 + "sampler.max_off_policy_threshold": None}, V1 + "sampler.max_off_policy_threshold", "without a bound"),
         ({V1 + "sampler.max_off_policy_threshold": 0}, V1 + "sampler.max_off_policy_threshold", "a whole number"),
@@ -89,9 +89,11 @@ def test_without_an_asynchronous_mode_the_run_takes_turns(keys: dict[str, Any], 
         ({ROLLOUT + "n_gpus_per_node": 3}, ROLLOUT + "n_gpus_per_node", "cannot be split into engines of 2"),
     ],
 )
-def test_what_v1_asks_for_and_is_not_there_is_refused_by_its_name(keys: dict[str, Any], source: str, why: str) -> None:
+def test_what_v1_asks_for_and_is_not_there_is_refused_by_its_name(
+    keys: dict[str, Any], source: str, reason: str
+) -> None:
     line = line_of(convert_keys(SEPARATE | keys), source)
-    assert line.is_refused and why in line.why
+    assert line.is_refused and reason in line.why
 
 
 def test_warm_up_of_separate_async_is_counted_in_its_mini_batches(tmp_path: Path) -> None:
@@ -212,7 +214,7 @@ def test_the_penalty_on_long_answers_belongs_to_the_manager_dapo(manager: str, k
 
 
 @pytest.mark.parametrize(
-    ("keys", "source", "why"),
+    ("keys", "source", "reason"),
     [
         ({"reward.reward_model.enable": True}, "reward.reward_model.enable", "reward models that verl serves"),
         ({"reward.reward_manager.name": "gdpo"}, "reward.reward_manager.name", "reward manager 'gdpo'"),
@@ -220,13 +222,13 @@ def test_the_penalty_on_long_answers_belongs_to_the_manager_dapo(manager: str, k
         ({"reward.reward_manager.source": "importlib"}, "reward.reward_manager.source", "custom reward managers"),
     ],
 )
-def test_what_a_reward_asks_for_and_is_not_there_is_refused(keys: dict[str, Any], source: str, why: str) -> None:
+def test_what_a_reward_asks_for_and_is_not_there_is_refused(keys: dict[str, Any], source: str, reason: str) -> None:
     line = line_of(convert_keys(MODEL | keys), source)
-    assert line.is_refused and why in line.why
+    assert line.is_refused and reason in line.why
 
 
 @pytest.mark.parametrize(
-    ("of_model", "of_optimizer", "beside", "expected"),
+    ("of_model", "of_optimizer", "extra_keys", "expected"),
     [
         (0.5, None, {}, 0.5),
         (None, 0.4, {}, 0.4),
@@ -236,12 +238,12 @@ def test_what_a_reward_asks_for_and_is_not_there_is_refused(keys: dict[str, Any]
     ],
 )
 def test_gradients_are_clipped_by_the_setting_that_the_version_reads(
-    of_model: float | None, of_optimizer: float | None, beside: dict[str, Any], expected: float, tmp_path: Path
+    of_model: float | None, of_optimizer: float | None, extra_keys: dict[str, Any], expected: float, tmp_path: Path
 ) -> None:
     actor = "actor_rollout_ref.actor."
     keys = {actor + "grad_clip": of_model, actor + "optim.clip_grad": of_optimizer}
-    given = {key: value for key, value in keys.items() if value is not None}
-    run = loaded(convert_keys(MODEL | given | beside), tmp_path)
+    clip_keys = {key: value for key, value in keys.items() if value is not None}
+    run = loaded(convert_keys(MODEL | clip_keys | extra_keys), tmp_path)
     assert run.trainer.policy.optimizer_config.max_grad_norm == expected
 
 

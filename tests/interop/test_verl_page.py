@@ -27,11 +27,11 @@ def test_the_command_becomes_the_file(tmp_path: Path) -> None:
     assert conversion.refused == ()
     for line in conversion.lines:
         for path in line.targets:
-            there = conversion.tables
+            node = conversion.tables
             for name in path.split("."):
-                there = there.get(name, {}) if isinstance(there, dict) else there
+                node = node.get(name, {}) if isinstance(node, dict) else node
             value = get_at(run, path)
-            assert there in ({}, list(value) if isinstance(value, tuple) else value), path
+            assert node in ({}, list(value) if isinstance(value, tuple) else value), path
 
 
 def test_the_reward_function_is_called(tmp_path: Path) -> None:

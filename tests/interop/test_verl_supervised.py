@@ -98,7 +98,7 @@ def test_the_older_trainer_has_its_own_names_and_defaults(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("keys", "source", "outcome", "why"),
+    ("keys", "source", "outcome", "reason"),
     [
         ({"engine": "megatron"}, "engine", "not yet", "Megatron learners in supervised runs"),
         ({"engine.strategy": "veomni"}, "engine.strategy", "not yet", "strategy 'veomni'"),
@@ -115,11 +115,11 @@ def test_the_older_trainer_has_its_own_names_and_defaults(tmp_path: Path) -> Non
     ],
 )
 def test_every_setting_that_is_left_out_has_its_reason(
-    keys: dict[str, Any], source: str, outcome: str, why: str
+    keys: dict[str, Any], source: str, outcome: str, reason: str
 ) -> None:
     line = line_of(convert_keys(LEAST | keys), source)
     assert (line.outcome, line.targets) == (outcome, ())
-    assert why in line.why
+    assert reason in line.why
 
 
 @pytest.mark.parametrize("kind", ["sft", "fsdp"])
@@ -129,8 +129,8 @@ def test_a_dump_of_verls_own_is_read_from_a_file(kind: str, tmp_path: Path) -> N
     for key, value in tree.defaults.items():
         *tables, name = key.split(".")
         table = nested
-        for each in tables:
-            table = table.setdefault(each, {})
+        for table_name in tables:
+            table = table.setdefault(table_name, {})
         table[name] = value
     file = tmp_path / "dump.yaml"
     file.write_text(yaml.safe_dump(nested))

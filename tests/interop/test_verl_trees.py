@@ -49,8 +49,8 @@ def refused(conversion: Conversion) -> list[str]:
 def test_a_file_of_defaults_has_nothing_refused(tree: PeerTree) -> None:
     conversion = converted(TREES.index(tree))
     assert {line.source for line in conversion.lines} == {*tree.defaults}
-    told = refused(conversion)
-    assert [line.partition(": ")[2] for line in told] == ([ELSEWHERE[tree.kind]] if tree.kind in ELSEWHERE else [])
+    refusals = refused(conversion)
+    assert [line.partition(": ")[2] for line in refusals] == ([ELSEWHERE[tree.kind]] if tree.kind in ELSEWHERE else [])
     assert not any(problem.severity == "error" for problem in conversion.problems)
 
 
@@ -96,10 +96,10 @@ def run_of(conversion: Conversion, folder: Path) -> RunConfig:
 def test_a_silent_file_is_the_run_that_a_file_of_defaults_is(tree: PeerTree, tmp_path: Path) -> None:
     model = "model.path" if tree.kind == "sft" else "actor_rollout_ref.model.path"
     least = {model: "a/b", **MARKS.get(tree.kind, {})}
-    whole = converted(TREES.index(tree))
+    full = converted(TREES.index(tree))
     silent = convert_keys(least, program=PROGRAMS.get(tree.kind, ""))
-    paths = {path for path in [*leaves(whole.tables), *leaves(silent.tables)] if path.rpartition(".")[2] not in AROUND}
-    runs = run_of(whole, tmp_path), run_of(silent, tmp_path)
+    paths = {path for path in [*leaves(full.tables), *leaves(silent.tables)] if path.rpartition(".")[2] not in AROUND}
+    runs = run_of(full, tmp_path), run_of(silent, tmp_path)
     assert [
         (path, *pair) for path in paths for pair in [[get_at(run, path) for run in runs]] if pair[0] != pair[1]
     ] == []
@@ -130,19 +130,19 @@ def switches() -> Iterator[tuple[Switch, str, PeerTree]]:
                     yield switch, key, tree
 
 
-@pytest.mark.parametrize(("switch", "key", "tree"), [pytest.param(*each, id=each[1]) for each in switches()])
+@pytest.mark.parametrize(("switch", "key", "tree"), [pytest.param(*case, id=case[1]) for case in switches()])
 def test_a_switch_that_is_on_is_refused_by_its_name_or_has_an_effect(switch: Switch, key: str, tree: PeerTree) -> None:
     value = 8 if key.endswith("lora_rank") else next(value for value in ON if not switch.is_off(value))
     table = key.rpartition(".")[0]
     above = {outer: True for outer in ("reward.reward_model.enable",) if table.startswith(outer.rpartition(".")[0])}
-    beside = {"trainer.v1.trainer_mode": "separate_async"} if "hybrid_rollout" in key else {}
-    read = {each: default for each, default in tree.defaults.items() if switch.key_for(each) == key}
-    conversion = convert_keys({**MARKS.get(tree.kind, {}), **read, **above, **beside, key: value})
+    extra_keys = {"trainer.v1.trainer_mode": "separate_async"} if "hybrid_rollout" in key else {}
+    read = {setting: default for setting, default in tree.defaults.items() if switch.key_for(setting) == key}
+    conversion = convert_keys({**MARKS.get(tree.kind, {}), **read, **above, **extra_keys, key: value})
     lines = {line.source: line for line in conversion.lines}
     if not lines[key].is_refused and not lines[key].targets:
-        reasons = [why for pattern, why in WITHOUT_EFFECT_HERE.items() if fnmatchcase(key, pattern)]
+        reasons = [reason for pattern, reason in WITHOUT_EFFECT_HERE.items() if fnmatchcase(key, pattern)]
         assert any(reason in lines[key].why for reason in reasons), lines[key].why
     assert "not known" not in lines[key].why
-    below = [each for each in lines.values() if switch.key_for(each.source) == key]
-    assert [each.source for each in below if f"read with {key}" in each.why] == []
-    assert [each.source for each in below if "not known" in each.why] == []
+    below = [line for line in lines.values() if switch.key_for(line.source) == key]
+    assert [line.source for line in below if f"read with {key}" in line.why] == []
+    assert [line.source for line in below if "not known" in line.why] == []

@@ -32,7 +32,7 @@ def default_of(value: ast.expr) -> ast.expr:
     """The expression of a field's default: for `field(...)` its argument, for a factory what it returns."""
     if not (isinstance(value, ast.Call) and ast.unparse(value.func) == "field"):
         return value
-    arguments = {each.arg: each.value for each in value.keywords}
+    arguments = {keyword.arg: keyword.value for keyword in value.keywords}
     factory = arguments.get("default_factory")
     if isinstance(factory, ast.Lambda):
         return factory.body
@@ -54,16 +54,16 @@ class Classes:
         for base in node.bases:
             if isinstance(base, ast.Name) and base.id in self.found:
                 fields |= self.fields(base.id)
-        own = (each for each in node.body if isinstance(each, ast.AnnAssign))
-        settings = (each for each in own if "ClassVar" not in ast.unparse(each.annotation))
-        return fields | {ast.unparse(each.target): each for each in settings}
+        own = (statement for statement in node.body if isinstance(statement, ast.AnnAssign))
+        settings = (statement for statement in own if "ClassVar" not in ast.unparse(statement.annotation))
+        return fields | {ast.unparse(statement.target): statement for statement in settings}
 
-    def settings(self, name: str, path: str, given: Mapping[str, ast.expr]) -> Iterator[tuple[str, object]]:
-        """Dotted key and default of each setting. `given` are arguments of the class in the place of its defaults."""
+    def settings(self, name: str, path: str, overrides: Mapping[str, ast.expr]) -> Iterator[tuple[str, object]]:
+        """Dotted key and default of each setting. `overrides` are arguments of the class in the place of its defaults."""
         for field, node in self.fields(name).items():
             annotated = ast.unparse(node.annotation).strip("'\"")
             table = next((word for word in re.findall(r"\w+", annotated) if word in self._tables), "")
-            default = given.get(field, default_of(node.value or ast.Constant(None)))
+            default = overrides.get(field, default_of(node.value or ast.Constant(None)))
             key = path + field
             if not table:
                 yield key, self._value(default)
@@ -73,7 +73,9 @@ class Classes:
                 is_absent = isinstance(default, ast.Constant) and default.value is None
                 yield from [(key, None)] if is_absent else []
                 arguments = default.keywords if isinstance(default, ast.Call) else []
-                yield from self.settings(table, f"{key}.", {each.arg: each.value for each in arguments if each.arg})
+                yield from self.settings(
+                    table, f"{key}.", {keyword.arg: keyword.value for keyword in arguments if keyword.arg}
+                )
 
     def _rows(self, table: str, key: str, default: ast.expr) -> Iterator[tuple[str, object]]:
         """The settings of a list of tables, `key[0].name`; of its class if the list is empty by default."""
@@ -81,7 +83,7 @@ class Classes:
         for number, row in enumerate(rows or [ast.Call(ast.Name(table), [], [])]):
             arguments = row.keywords if isinstance(row, ast.Call) else []
             yield from self.settings(
-                table, f"{key}[{number}].", {each.arg: each.value for each in arguments if each.arg}
+                table, f"{key}[{number}].", {keyword.arg: keyword.value for keyword in arguments if keyword.arg}
             )
 
     def _value(self, node: ast.expr) -> object:
@@ -92,9 +94,9 @@ class Classes:
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in self.found:  # a member of an enumeration
             members = self.found[ast.unparse(node.value)].body
             return next(
-                ast.literal_eval(each.value)
-                for each in members
-                if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == node.attr
+                ast.literal_eval(member.value)
+                for member in members
+                if isinstance(member, ast.Assign) and ast.unparse(member.targets[0]) == node.attr
             )
         return eval(
             compile(ast.fix_missing_locations(ast.Expression(node)), SOURCE, "eval"),
@@ -104,17 +106,17 @@ class Classes:
 
 def constants_of(file: Path) -> dict[str, object]:
     """The texts and numbers that a module and its classes name."""
-    found: dict[str, object] = {}
+    constants: dict[str, object] = {}
     members: list[tuple[str, str]] = []
     for node in ast.walk(ast.parse(file.read_text())) if file.is_file() else ():
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             name = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
             member = ast.unparse(node.value).removesuffix(".value").rpartition(".")[2]
             if isinstance(node.value, ast.Constant):
-                found[name] = node.value.value
+                constants[name] = node.value.value
             elif ast.unparse(node.value).endswith(".value"):
                 members.append((name, member))
-    return found | {name: found[member] for name, member in members if member in found}
+    return constants | {name: constants[member] for name, member in members if member in constants}
 
 
 def trees(folder: Path) -> dict[str, dict[str, object]]:

@@ -30,25 +30,25 @@ class Source:
     def __init__(self, files: Iterable[Path]) -> None:
         bodies = [ast.parse(file.read_text("utf-8")).body for file in files if file.exists()]
         statements = [statement for body in bodies for statement in body]
-        self.classes = {each.name: each for each in statements if isinstance(each, ast.ClassDef)}
+        self.classes = {statement.name: statement for statement in statements if isinstance(statement, ast.ClassDef)}
         self.constants = {
-            target.id: each.value
-            for each in statements
-            if isinstance(each, ast.Assign)
-            for target in each.targets
+            target.id: statement.value
+            for statement in statements
+            if isinstance(statement, ast.Assign)
+            for target in statement.targets
             if isinstance(target, ast.Name)
         }
 
-    def instance(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    def instance(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a dataclass with their defaults, or with the values given."""
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for base in self.classes[name].bases:
             if isinstance(base, ast.Name) and base.id in self.classes:
-                found |= self.instance(base.id, {})
-        for each in self.classes[name].body:
-            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-                found[each.target.id] = None if each.value is None else self.value(each.value)
-        return {**found, **given}
+                fields |= self.instance(base.id, {})
+        for statement in self.classes[name].body:
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                fields[statement.target.id] = None if statement.value is None else self.value(statement.value)
+        return {**fields, **values}
 
     def value(self, node: ast.expr) -> Any:
         """The value of an expression. Raises ValueError for one that only Python can compute."""
@@ -64,8 +64,8 @@ class Source:
             case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in self.classes:
                 return self._member(name, attr)
             case ast.Call(func=function, args=arguments, keywords=keywords):
-                given = {str(each.arg): each.value for each in keywords}
-                return self._called(ast.unparse(function).rpartition(".")[2], arguments, given)
+                kwargs = {str(keyword.arg): keyword.value for keyword in keywords}
+                return self._called(ast.unparse(function).rpartition(".")[2], arguments, kwargs)
             case ast.List(elts=items):
                 return [self.value(item) for item in items]
             case _:
@@ -73,16 +73,16 @@ class Source:
 
     def _member(self, name: str, attr: str) -> Any:
         """The value of an enumeration's member."""
-        for each in self.classes[name].body:
-            if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == attr:
-                return self.value(each.value)
+        for statement in self.classes[name].body:
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == attr:
+                return self.value(statement.value)
         raise ValueError(f"{name}.{attr} is no member of an enumeration")
 
-    def _called(self, function: str, arguments: list[ast.expr], given: Mapping[str, ast.expr]) -> Any:
+    def _called(self, function: str, arguments: list[ast.expr], kwargs: Mapping[str, ast.expr]) -> Any:
         if function == "field":
-            return self.value(given.get("default") or given["default_factory"])
+            return self.value(kwargs.get("default") or kwargs["default_factory"])
         if function in self.classes:
-            return self.instance(function, {name: self.value(value) for name, value in given.items()})
+            return self.instance(function, {name: self.value(value) for name, value in kwargs.items()})
         if function in _PASSED_ON:
             return self.value(arguments[0])
         if function == "get":  # os.environ.get(NAME, DEFAULT)
@@ -94,10 +94,10 @@ class Source:
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Dotted keys and their values; an empty table is a value."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for name, value in table.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {prefix + name: value}
-    return found
+        leaves |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {prefix + name: value}
+    return leaves
 
 
 def trees_in(folder: Path) -> dict[str, dict[str, Any]]:

@@ -46,30 +46,30 @@ def classes_of(files: Iterable[Path]) -> dict[str, ast.ClassDef]:
 
 def defaults_of(name: str, classes: Classes, of_trl: Classes) -> dict[str, Any]:
     """Field -> default of a dataclass and of its bases, of which `trl.NAME` are in `of_trl`."""
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for base in map(ast.unparse, classes[name].bases):
         known = of_trl if base.startswith("trl.") else classes
-        found |= defaults_of(base.removeprefix("trl."), known, of_trl) if base.removeprefix("trl.") in known else {}
-    return found | dict(_own(classes[name]))
+        defaults |= defaults_of(base.removeprefix("trl."), known, of_trl) if base.removeprefix("trl.") in known else {}
+    return defaults | dict(_own(classes[name]))
 
 
 def _own(node: ast.ClassDef) -> Iterator[tuple[str, Any]]:
     constants = {
-        target.id: each.value
-        for each in node.body
-        if isinstance(each, ast.Assign)
-        for target in each.targets
+        target.id: statement.value
+        for statement in node.body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
         if isinstance(target, ast.Name)
     }
-    for each in node.body:
-        if not isinstance(each, ast.AnnAssign) or not isinstance(each.target, ast.Name):
+    for statement in node.body:
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
-        field, value = each.target.id, each.value
-        if field.startswith("_") or "ClassVar" in ast.unparse(each.annotation):
+        field, value = statement.target.id, statement.value
+        if field.startswith("_") or "ClassVar" in ast.unparse(statement.annotation):
             continue
         if isinstance(value, ast.Call):
-            given = {word.arg: word.value for word in value.keywords}
-            value = given.get("default") or given.get("default_factory")
+            kwargs = {word.arg: word.value for word in value.keywords}
+            value = kwargs.get("default") or kwargs.get("default_factory")
         yield field, _value(constants.get(value.id, value) if isinstance(value, ast.Name) else value)
 
 
@@ -98,7 +98,7 @@ def trees(folder: Path) -> dict[str, dict[str, Any]]:
         arguments = Path(installed.origin).with_name("training_args.py")
     modules = [file for pattern in MODULES for file in sorted((folder / "trl").glob(pattern)) if file.stem not in ASIDE]
     classes = classes_of([arguments, *modules])
-    found = {
+    tree_by_kind = {
         kind: _tree(_SOURCES.get(kind, f"trl/trainer/{kind}_config.py"), (*own, *SHARED), classes, classes)
         for kind, own in COMMANDS.items()
         if own[-1] in classes
@@ -107,15 +107,15 @@ def trees(folder: Path) -> dict[str, dict[str, Any]]:
     if added.is_file():
         recipes = classes | classes_of([added])
         for kind in ("grpo", "sft"):
-            found[f"open_r1_{kind}"] = _tree(
+            tree_by_kind[f"open_r1_{kind}"] = _tree(
                 "src/open_r1/configs.py", (*COMMANDS[kind], "ModelConfig"), recipes, classes
             )
-    return found
+    return tree_by_kind
 
 
 def _tree(source: str, names: Iterable[str], classes: Classes, of_trl: Classes) -> dict[str, Any]:
     known = [defaults_of(name, classes, of_trl) for name in names if name in classes]
-    return {"source": source, "defaults": {key: value for each in known for key, value in each.items()}}
+    return {"source": source, "defaults": {key: value for defaults in known for key, value in defaults.items()}}
 
 
 if __name__ == "__main__":

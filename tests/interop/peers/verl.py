@@ -32,17 +32,17 @@ _SUPERVISED = {"sft": "fsdp", "sft_megatron": "megatron"}
 
 def trees(wheel: Path) -> dict[str, dict[str, Any]]:
     """Kind of run -> its source and defaults."""
-    found: dict[str, dict[str, Any]] = {}
+    tree_by_kind: dict[str, dict[str, Any]] = {}
     for kind, name in _COMPOSED.items():
         source = f"{_CONFIG}/_generated_{name}.yaml"
-        found[kind] = _tree(source, _read(wheel / source))
+        tree_by_kind[kind] = _tree(source, _read(wheel / source))
     ppo = _read(wheel / _CONFIG / "_generated_ppo_trainer.yaml")
     for kind, source in _ASYNCHRONOUS.items():
-        found[kind] = _tree(source, _merged(ppo, _without_hydra(_read(wheel / source))))
+        tree_by_kind[kind] = _tree(source, _merged(ppo, _without_hydra(_read(wheel / source))))
     for kind, engine in _SUPERVISED.items():
         source = f"{_CONFIG}/sft_trainer_engine.yaml"
-        found[kind] = _tree(source, _composed(wheel / source, engine))
-    return found
+        tree_by_kind[kind] = _tree(source, _composed(wheel / source, engine))
+    return tree_by_kind
 
 
 def _tree(source: str, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,8 +54,8 @@ def _composed(file: Path, engine: str) -> dict[str, Any]:
     """The file, over the files that its defaults list names as `group@table: name`."""
     own = _read(file)
     composed: dict[str, Any] = {}
-    for each in own["defaults"]:
-        for group, name in each.items() if isinstance(each, Mapping) else ():
+    for entry in own["defaults"]:
+        for group, name in entry.items() if isinstance(entry, Mapping) else ():
             folder, _, table = group.partition("@")
             chosen = engine if folder in ("engine", "optim") else name
             composed[table] = _read(file.parent / folder / f"{chosen}.yaml")
