@@ -143,8 +143,8 @@ class SGLangStandIn:
         unknown = set(sampling_params) - SAMPLING
         if unknown:
             raise SkyRLError(f"unexpected sampling parameters: {sorted(unknown)}")
-        generation_request = evolve(_request(body["input_ids"], sampling_params), on_tokens=on_tokens)
-        (completion,) = await self._engine.generate(generation_request)
+        request = evolve(_request(body["input_ids"], sampling_params), on_tokens=on_tokens)
+        (completion,) = await self._engine.generate(request)
         (text, ids) = completion.text, list(completion.token_ids)
         return {
             "text": text,

@@ -81,10 +81,10 @@ async def held(kind: str, folder: Path, *requests: GenerationRequest, after: int
     engine = engine_of(kind, folder)
     steps = ENGINES[kind][1]
     steps.hold(after=0 if kind in SERVERS else after)
-    running = [asyncio.create_task(engine.generate(generation_request)) for generation_request in requests]
+    running = [asyncio.create_task(engine.generate(request)) for request in requests]
     try:
         if kind in SERVERS:  # samples are requests of their own there, and none may be late
-            await waiting_at(kind, sum(len(generation_request.keys) for generation_request in requests))
+            await waiting_at(kind, sum(len(request.keys) for request in requests))
             steps.hold(after=after)
         await steps.held()
         yield Held(engine, steps, running)
@@ -152,8 +152,8 @@ def test_engines_stop_at_the_same_stop_strings(host: Host, folder: Path, kind: s
     agree(expected, actual)
     stopped = [
         c.text
-        for c, generation_request in zip(sum(expected, ()), requests, strict=True)
-        if c.text.endswith(generation_request.sampling.stop or ())
+        for c, request in zip(sum(expected, ()), requests, strict=True)
+        if c.text.endswith(request.sampling.stop or ())
     ]
     assert len(stopped) >= 6
 
@@ -191,8 +191,8 @@ def test_engines_stop_at_the_same_tokens(host: Host, folder: Path, kind: str) ->
     agree(expected, actual)
     stopped = [
         c
-        for c, generation_request in zip(sum(expected, ()), requests, strict=True)
-        if c.token_ids[-1] in (generation_request.sampling.stop_token_ids or ())
+        for c, request in zip(sum(expected, ()), requests, strict=True)
+        if c.token_ids[-1] in (request.sampling.stop_token_ids or ())
     ]
     assert len(stopped) >= 4
     assert all(completion.stop_reason == "stop" for completion in stopped)
@@ -240,10 +240,8 @@ def test_greedy_is_temperature_zero(host: Host, folder: Path, kind: str) -> None
 def test_logprobs_are_those_of_the_tempered_softmax_before_any_cut(
     host: Host, folder: Path, kind: str, sampling: dict[str, Any]
 ) -> None:
-    requests = [
-        request(p, count=3, **sampling) for p in prompts(4, 11)
-    ]  # one batch, so greedy rows beside tempered ones
-    mixed = [*requests, request(prompts(6)[0], temperature=0.0)]
+    requests = [request(p, count=3, **sampling) for p in prompts(4, 11)]
+    mixed = [*requests, request(prompts(6)[0], temperature=0.0)]  # one batch, so greedy rows beside tempered ones
     model = small_model()
     for generation_request, completions in zip(mixed, host.run(draw, kind, folder, *mixed), strict=True):
         for completion in completions:
@@ -508,10 +506,10 @@ def _unversioned(completions: tuple[Completion, ...]) -> tuple[Completion, ...]:
 
 
 def _by_version(
-    model: Any, generation_request: GenerationRequest, completion: Completion, version: int
+    model: Any, request: GenerationRequest, completion: Completion, version: int
 ) -> tuple[list[float], list[float]]:
     """Log-probabilities of the tokens of a version: the engine's, and those of a fresh forward pass of `model`."""
-    fresh = full_forward_logprobs(model, generation_request.prompt_ids, completion, 1.0).tolist()
+    fresh = full_forward_logprobs(model, request.prompt_ids, completion, 1.0).tolist()
     positions = [position for position, drawn in enumerate(completion.weight_versions) if drawn == version]
     return [completion.logprobs[position] for position in positions], [fresh[position] for position in positions]
 

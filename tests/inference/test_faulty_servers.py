@@ -51,12 +51,9 @@ def engine(folder: Path, url: str, *, call: float = PATIENT, heartbeat: float = 
     return HttpEngine(server, model_path=str(folder), heartbeat=heartbeat, tokenizer=nano_tokenizer())
 
 
-def right(generation_request: GenerationRequest) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+def right(request: GenerationRequest) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
     """Tokens and log-probabilities of each sample."""
-    drawn = [
-        sample(sample_seed(key) & (2**31 - 1), generation_request.sampling.max_generate_length)
-        for key in generation_request.keys
-    ]
+    drawn = [sample(sample_seed(key) & (2**31 - 1), request.sampling.max_generate_length) for key in request.keys]
     return [(tuple(tokens), tuple(logprobs)) for tokens, logprobs in drawn]
 
 
@@ -172,9 +169,7 @@ async def test_every_sample_comes_once_whatever_one_of_two_servers_does(folder: 
         config = InferenceEngineConfig(backend="sglang", max_num_seqs=4)
         client = InferenceEngineClient(engines, nano_tokenizer(), "a/model", SkyRLLoraConfig(), config)
         answers = await asyncio.wait_for(asyncio.gather(*map(client.generate, requests)), PATIENT)
-        assert [drawn(completions) for completions in answers] == [
-            right(generation_request) for generation_request in requests
-        ]
+        assert [drawn(completions) for completions in answers] == [right(request) for request in requests]
         await client.close()
 
 
@@ -350,9 +345,7 @@ async def test_a_sample_that_is_not_answered_is_drawn_elsewhere_while_its_server
         client = client_of(engines)
         requests = [request(prompt, count=2, name=f"prompt {n}") for n, prompt in enumerate(prompts(3, 4, 5, 6, 7, 8))]
         answers = await asyncio.gather(*map(client.generate, requests))
-        assert [drawn(completions) for completions in answers] == [
-            right(generation_request) for generation_request in requests
-        ]
+        assert [drawn(completions) for completions in answers] == [right(request) for request in requests]
         assert {completion.engine for completions in answers for completion in completions} == {1, 2}
         assert client.in_service == tuple(engines)
         assert len(mute.seen) >= 2, "it was asked again as well"

@@ -97,7 +97,7 @@ async def played(folder: Path, wrong: Misbehaviour) -> list[SkyRLError]:
             requests = [
                 request(prompt, count=2, name=f"{version}, {n}") for n, prompt in enumerate(prompts(3, 4, 5, 6))
             ]
-            answers = await gather_or_cancel([client.generate(generation_request) for generation_request in requests])
+            answers = await gather_or_cancel([client.generate(request) for request in requests])
             for generation_request, completions in zip(requests, answers, strict=True):
                 refuse_others(generation_request, completions, servers, wrong.dialect)
             await client.waiting()
@@ -123,11 +123,11 @@ def refused_by_canary(error: SkyRLError) -> bool:
 
 
 def refuse_others(
-    generation_request: GenerationRequest, completions: tuple[Any, ...], servers: list[MisbehavingServer], dialect: str
+    request: GenerationRequest, completions: tuple[Any, ...], servers: list[MisbehavingServer], dialect: str
 ) -> None:
     """A completion has the tokens and log-probabilities of an answer that was sent to its own request."""
     mask = 2**31 - 1 if dialect == "sglang" else 2**63 - 1  # as each is sent its seeds
-    for key, completion in zip(generation_request.keys, completions, strict=True):
+    for key, completion in zip(request.keys, completions, strict=True):
         sent: list[Sent] = [answer for server in servers for answer in server.sent.get(sample_seed(key) & mask, [])]
         assert (completion.token_ids, completion.logprobs) in sent
         assert all(type(token) is int and 0 <= token < 258 for token in completion.token_ids)

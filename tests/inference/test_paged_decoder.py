@@ -192,10 +192,8 @@ async def test_logprobs_equal_a_full_forward_pass(kind: str) -> None:
 
 @pytest.mark.usefixtures("roomy")
 async def test_weights_replaced_in_place_are_seen_without_another_recording(recorded: list[int]) -> None:
-    engine, generation_request = (
-        TorchEngine(nano_model("qwen3"), nano_tokenizer(), max_num_seqs=4),
-        request((1, 2, 3), count=2),
-    )
+    engine = TorchEngine(nano_model("qwen3"), nano_tokenizer(), max_num_seqs=4)
+    generation_request = request((1, 2, 3), count=2)
     await engine.generate(generation_request)
     assert recorded == [2]
     await engine.pause()
@@ -296,10 +294,8 @@ async def test_where_a_recording_fails_steps_go_on_without(
     recorded: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = Driver(monkeypatch, fails=True)
-    engine, generation_request = (
-        TorchEngine(nano_model(), nano_tokenizer(), max_num_seqs=4),
-        request((1, 2, 3), count=3),
-    )
+    engine = TorchEngine(nano_model(), nano_tokenizer(), max_num_seqs=4)
+    generation_request = request((1, 2, 3), count=3)
     for completion in await engine.generate(generation_request):
         learned = full_forward_logprobs(nano_model(), generation_request.prompt_ids, completion, temperature=1.0)
         torch.testing.assert_close(torch.tensor(completion.logprobs), learned, atol=1e-5, rtol=1e-5)
@@ -532,10 +528,8 @@ async def test_graphs_compute_what_steps_without_graphs_compute(monkeypatch: pyt
 
 @pytest.mark.gpu
 async def test_replays_see_weights_that_were_replaced_in_place() -> None:
-    engine, generation_request = (
-        TorchEngine(cuda_model(), nano_tokenizer(), max_num_seqs=4),
-        request((1, 2, 3), count=4),
-    )
+    engine = TorchEngine(cuda_model(), nano_tokenizer(), max_num_seqs=4)
+    generation_request = request((1, 2, 3), count=4)
     old = await engine.generate(generation_request)
     graphs = dict(decoder_of(engine)._graphs)
     await engine.pause()
@@ -552,10 +546,8 @@ async def test_replays_see_weights_that_were_replaced_in_place() -> None:
 
 @pytest.mark.gpu
 async def test_an_engine_on_cuda_sleeps_and_samples_the_same_afterwards() -> None:
-    engine, generation_request = (
-        TorchEngine(cuda_model(), nano_tokenizer(), max_num_seqs=4),
-        request((1, 2, 3), count=3),
-    )
+    engine = TorchEngine(cuda_model(), nano_tokenizer(), max_num_seqs=4)
+    generation_request = request((1, 2, 3), count=3)
     before, reserved = await engine.generate(generation_request), torch.cuda.memory_reserved()
     await engine.pause()
     await engine.sleep()

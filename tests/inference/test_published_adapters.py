@@ -107,17 +107,14 @@ def learner(seed: int) -> tuple[Any, Adapter]:
 ASKED = [request(prompt, count=2, max_generate_length=12) for prompt in prompts(5, 9)]
 
 
-def by(name: str | None, generation_request: GenerationRequest = ASKED[0]) -> GenerationRequest:
-    return evolve(generation_request, adapter=name)
+def by(name: str | None, request: GenerationRequest = ASKED[0]) -> GenerationRequest:
+    return evolve(request, adapter=name)
 
 
-def far(model: Any, generation_request: GenerationRequest, drawn: tuple[Completion, ...]) -> float:
+def far(model: Any, request: GenerationRequest, drawn: tuple[Completion, ...]) -> float:
     """Largest difference from the log-probabilities of a forward pass of the model, in nats."""
     return max(
-        (
-            torch.tensor(completion.logprobs)
-            - full_forward_logprobs(model, generation_request.prompt_ids, completion, 1.0)
-        )
+        (torch.tensor(completion.logprobs) - full_forward_logprobs(model, request.prompt_ids, completion, 1.0))
         .abs()
         .max()
         .item()
@@ -315,8 +312,8 @@ async def likeliest_tokens(kind: str, folder: Path) -> None:
     await engine.remove_adapter("one")
 
 
-def far_at(model: Any, generation_request: GenerationRequest, drawn: Completion, temperature: float) -> float:
-    expected = full_forward_logprobs(model, generation_request.prompt_ids, drawn, temperature)
+def far_at(model: Any, request: GenerationRequest, drawn: Completion, temperature: float) -> float:
+    expected = full_forward_logprobs(model, request.prompt_ids, drawn, temperature)
     return (torch.tensor(drawn.logprobs) - expected).abs().max().item()
 
 

@@ -96,7 +96,7 @@ async def test_every_route_of_the_endpoint_chooses_by_the_name_of_the_model() ->
                 assert (await client.post(path, json={"model": name, **body})).status_code == 200, path
         refused = await client.post("/v1/completions", json={"model": "other", "prompt": "hi"})
     assert [model["id"] for model in listed] == ["tiny", "math", "code"]
-    assert [generation_request.adapter for generation_request in script.requests] == ["code", None] * len(ROUTES)
+    assert [request.adapter for request in script.requests] == ["code", None] * len(ROUTES)
     assert (refused.status_code, refused.json()["error"]["message"]) == (
         404,
         "there is no model 'other' here: tiny or math or code",

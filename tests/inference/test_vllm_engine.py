@@ -62,15 +62,13 @@ async def largest_differences(folder: Path, family: str, tied: bool, updates: in
         differences.append(
             max(
                 (
-                    full_forward_logprobs(
-                        model, generation_request.prompt_ids, c, generation_request.sampling.temperature or 1.0
-                    )
+                    full_forward_logprobs(model, request.prompt_ids, c, request.sampling.temperature or 1.0)
                     - torch.tensor(c.logprobs)
                 )
                 .abs()
                 .max()
                 .item()
-                for generation_request, group in zip(requests, groups, strict=True)
+                for request, group in zip(requests, groups, strict=True)
                 for c in group
             )
         )
@@ -381,17 +379,11 @@ async def drawn_by_vllm(folder: Path) -> tuple[int, float]:
     requests = [request(prompt, count=4, temperature=t) for prompt in prompts(3, 20) for t in (0.0, 1.0)]
     groups = await asyncio.gather(*map(engine.generate, requests))
     await engine.close()
-    pairs = [
-        (generation_request, completion)
-        for generation_request, group in zip(requests, groups, strict=True)
-        for completion in group
-    ]
+    pairs = [(request, completion) for request, group in zip(requests, groups, strict=True) for completion in group]
     away = [
-        full_forward_logprobs(
-            model, generation_request.prompt_ids, completion, generation_request.sampling.temperature or 1.0
-        )
+        full_forward_logprobs(model, request.prompt_ids, completion, request.sampling.temperature or 1.0)
         - torch.tensor(completion.logprobs)
-        for generation_request, completion in pairs
+        for request, completion in pairs
     ]
     return max(max(completion.token_ids) for _, completion in pairs), max(
         difference.abs().max().item() for difference in away
