@@ -59,7 +59,7 @@ class Classes:
         return fields | {ast.unparse(statement.target): statement for statement in settings}
 
     def settings(self, name: str, path: str, overrides: Mapping[str, ast.expr]) -> Iterator[tuple[str, object]]:
-        """Dotted key and default of each setting. `overrides` are arguments of the class in the place of its defaults."""
+        """Dotted key and default of each setting. `overrides` are arguments of the class in place of its defaults."""
         for field, node in self.fields(name).items():
             annotated = ast.unparse(node.annotation).strip("'\"")
             table = next((word for word in re.findall(r"\w+", annotated) if word in self._tables), "")
