@@ -311,11 +311,11 @@ def test_what_the_template_drops_of_the_first_row_is_named(
     jinja.write_text(template, encoding="utf-8")
     changes = {"generator.chat_template.source": "file", "generator.chat_template.name_or_path": str(jinja)}
     findings = problems(nano, tmp_path, {**changes, "data.train_data": [str(file)]})
-    ours = [problem.message for problem in findings if problem.path == "data.train_data"]
+    messages = [problem.message for problem in findings if problem.path == "data.train_data"]
     if missing:
-        assert len(ours) == 1 and f"x.jsonl, row 0: the chat template leaves out {missing}" in ours[0]
+        assert len(messages) == 1 and f"x.jsonl, row 0: the chat template leaves out {missing}" in messages[0]
     else:
-        assert ours == []
+        assert messages == []
 
 
 WITH_A_TOOL = """

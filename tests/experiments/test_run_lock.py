@@ -51,7 +51,7 @@ def test_a_default_that_changed_since_counts_only_where_it_acts(loss: str, count
 
 
 @pytest.mark.parametrize(
-    ("ours", "offered"),
+    ("settings", "offered"),
     [
         ({}, "trainer.run_path=runs/b-2"),
         (
@@ -61,12 +61,12 @@ def test_a_default_that_changed_since_counts_only_where_it_acts(loss: str, count
     ],
 )
 def test_a_new_run_is_offered_the_folders_that_do_not_follow_by_themselves(
-    ours: dict[str, str], offered: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, str], offered: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/b").mkdir(parents=True)
     (tmp_path / "runs/b/config.json").touch()
-    paths = {"trainer.policy.model.path": "a/b", "trainer.run_path": "runs/b", **ours}
+    paths = {"trainer.policy.model.path": "a/b", "trainer.run_path": "runs/b", **settings}
     run = compose([], paths).config
     stored = to_dict(evolve_at(run, "trainer.seed", 7))
     with pytest.raises(ResumeError, match=re.escape(f"for example:\n  {offered}") + "$"):

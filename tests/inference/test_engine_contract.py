@@ -530,10 +530,10 @@ def test_samples_go_on_under_new_weights_and_every_token_knows_which(
             assert list(versions) == sorted(versions)
             first, *_, last = sorted(set(versions))
             assert first < last, "it was interrupted"
-            ours, fresh = _by_version(old, generation_request, completion, first)
-            assert ours == pytest.approx(fresh, abs=1e-4)
-            ours, fresh = _by_version(new, generation_request, completion, last)
-            apart = max(apart, *(abs(one - other) for one, other in zip(ours, fresh, strict=True)))
+            reported, fresh = _by_version(old, generation_request, completion, first)
+            assert reported == pytest.approx(fresh, abs=1e-4)
+            reported, fresh = _by_version(new, generation_request, completion, last)
+            apart = max(apart, *(abs(one - other) for one, other in zip(reported, fresh, strict=True)))
     assert apart < 1e-4 if in_flight == "recompute" else apart > 1e-2
 
 

@@ -82,10 +82,10 @@ def test_settings_that_are_not_for_the_user_are_refused_by_name(name: str, messa
         check_sampling(SamplingParams(additional_kwargs={name: 1}))
 
 
-@pytest.mark.parametrize(("ours", "name"), [("min_new_tokens", "min_tokens"), ("frequency_penalty",) * 2])
-def test_one_setting_under_two_names_is_refused(ours: str, name: str) -> None:
-    with pytest.raises(UserError, match=f"sampling_params.{ours} and additional_kwargs.{name} are the same"):
-        check_sampling(evolve_at(SamplingParams(additional_kwargs={name: 2}), ours, 1))
+@pytest.mark.parametrize(("field", "name"), [("min_new_tokens", "min_tokens"), ("frequency_penalty",) * 2])
+def test_one_setting_under_two_names_is_refused(field: str, name: str) -> None:
+    with pytest.raises(UserError, match=f"sampling_params.{field} and additional_kwargs.{name} are the same"):
+        check_sampling(evolve_at(SamplingParams(additional_kwargs={name: 2}), field, 1))
 
 
 def answer(ids: list[int], **fields: Any) -> Any:

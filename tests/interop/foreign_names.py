@@ -129,7 +129,9 @@ def _all() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 def _values() -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Losses and estimators that are called otherwise here."""
     for field, names in ((_LOSS, verl_objective.LOSSES), (_ESTIMATOR, verl_objective.ESTIMATORS)):
-        yield from (("verl", f"{field}={name}", (f"{field}={ours}",)) for name, ours in names.items() if name != ours)
+        yield from (
+            ("verl", f"{field}={name}", (f"{field}={value}",)) for name, value in names.items() if name != value
+        )
     for name, reduction in trl_objective.REDUCTIONS.items():
         if name not in POLICY_LOSSES:
             loss = trl_objective.loss_of({"loss_type": name})

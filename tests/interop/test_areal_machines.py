@@ -99,7 +99,7 @@ def test_launchers_convert_to_launch_commands(key: str, launcher: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "path", "ours"),
+    ("key", "value", "path", "expected"),
     [
         ("functioncall_service_domain", "10.0.0.7:8002", "code_url", "http://10.0.0.7:8002/run"),
         ("functioncall_service_domain", "https://code.lab", "code_url", "https://code.lab/run"),
@@ -107,8 +107,8 @@ def test_launchers_convert_to_launch_commands(key: str, launcher: str) -> None:
         ("reward_model_path", "a/b", "reward_model", {"path": "a/b"}),
     ],
 )
-def test_reward_services_convert_to_environment_settings(key: str, value: str, path: str, ours: object) -> None:
-    assert convert_keys({f"scheduler.{key}": value}).tables["environment"]["skyrl_gym"][path] == ours
+def test_reward_services_convert_to_environment_settings(key: str, value: str, path: str, expected: object) -> None:
+    assert convert_keys({f"scheduler.{key}": value}).tables["environment"]["skyrl_gym"][path] == expected
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ def converted(system: str, key: str, value: Any, extra_keys: Mapping[str, Any] =
 
 def test_every_path_of_the_table_is_a_field() -> None:
     assert len(list(rows())) > 30
-    for ours, *_ in rows():
-        get_at(SkyRLTrainConfig(), ours)
+    for path, *_ in rows():
+        get_at(SkyRLTrainConfig(), path)
 
 
 @pytest.mark.parametrize(("system", "column"), [("verl", 1), ("TRL", 2)])

@@ -19,11 +19,11 @@ def block(language: str) -> str:
 
 
 def test_the_command_becomes_the_file(tmp_path: Path) -> None:
-    script, ours = tmp_path / "run.sh", tmp_path / "run.toml"
+    script, toml_file = tmp_path / "run.sh", tmp_path / "run.toml"
     script.write_text(block("bash"))
-    ours.write_text(block("toml"))
+    toml_file.write_text(block("toml"))
     conversion = convert_verl(str(script))
-    run = resolve(load([ours], environ={}).config)
+    run = resolve(load([toml_file], environ={}).config)
     assert conversion.refused == ()
     for line in conversion.lines:
         for path in line.targets:
