@@ -20,8 +20,13 @@ def cluster(*words: str) -> ClusterConfig:
 def job(folder: Path, **changes: Any) -> Job:
     """A job with a folder that exists."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    given: dict[str, Any] = {"name": "mine", "folder": folder, "cwd": folder.parent, "machines": Machines(per_node=2)}
-    return Job(**{**given, **changes})
+    defaults: dict[str, Any] = {
+        "name": "mine",
+        "folder": folder,
+        "cwd": folder.parent,
+        "machines": Machines(per_node=2),
+    }
+    return Job(**{**defaults, **changes})
 
 
 def options(script: str) -> list[str]:

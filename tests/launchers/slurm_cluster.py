@@ -72,10 +72,10 @@ def _start_munge(folder: Path, start: object) -> None:
 def _wait_until_idle(environment: dict[str, str], folder: Path) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        done = subprocess.run(
+        result = subprocess.run(
             ["sinfo", "-h", "-o", "%D %T"], env=environment, capture_output=True, text=True, check=False
         )
-        if done.stdout.split() == ["4", "idle"]:
+        if result.stdout.split() == ["4", "idle"]:
             return
         time.sleep(0.2)
     raise AssertionError(f"Slurm did not start: {(folder / 'log' / 'output.log').read_text()[-2000:]}")
@@ -123,6 +123,6 @@ def _node(name: str, port: int, host: str) -> str:
 def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]

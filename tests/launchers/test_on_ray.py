@@ -30,19 +30,19 @@ WAITS = 400.0
 def free_ports(count: int) -> list[int]:
     """Ports of this machine that nothing listens on, and that Ray gives to none of its workers."""
     with contextlib.ExitStack() as stack:
-        found: list[int] = []
-        while len(found) < count:
-            each = stack.enter_context(socket.socket())
-            each.bind(("127.0.0.1", 0))
-            found.append(each.getsockname()[1])
-        return found
+        ports: list[int] = []
+        while len(ports) < count:
+            sock = stack.enter_context(socket.socket())
+            sock.bind(("127.0.0.1", 0))
+            ports.append(sock.getsockname()[1])
+        return ports
 
 
-def until(holds: Callable[[], object], what: Callable[[], str]) -> None:
-    """Wait until the condition holds; `what` is reported where it never does."""
+def until(holds: Callable[[], object], describe: Callable[[], str]) -> None:
+    """Wait until the condition holds; `describe` says what is reported where it never does."""
     deadline, pause = time.monotonic() + WAITS, threading.Event()
     while not holds():
-        assert time.monotonic() < deadline, what()
+        assert time.monotonic() < deadline, describe()
         pause.wait(0.2)
 
 
@@ -87,9 +87,9 @@ class Place:
         """Output of `skyrl launch`, which has to succeed."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "skyrl.cli", "launch", *words]
-        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        result = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
 
     def steps(self) -> list[int]:
         """Steps in the run's metrics."""
@@ -99,37 +99,37 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, dashboard: str) -> Place:
+def site(tmp_path: Path, dashboard: str) -> Place:
     return Place(tmp_path, dashboard)
 
 
-def words(nano: Path, place: Place, **changes: Any) -> list[str]:
-    return as_words(overrides(nano, place.folder, trainer__run_name="mine", trainer__eval_interval=-1, **changes))
+def words(nano: Path, site: Place, **changes: Any) -> list[str]:
+    return as_words(overrides(nano, site.folder, trainer__run_name="mine", trainer__eval_interval=-1, **changes))
 
 
-def test_a_job_of_ray_trains_to_its_end_and_its_output_is_followed(place: Place, nano: Path) -> None:
-    place.launch("ray", *words(nano, place, trainer__max_training_steps=3))
-    followed = place.launch("logs", "-f", "launches/mine")  # which ends with the run
-    assert "finished" in place.launch("status")
+def test_a_job_of_ray_trains_to_its_end_and_its_output_is_followed(site: Place, nano: Path) -> None:
+    site.launch("ray", *words(nano, site, trainer__max_training_steps=3))
+    followed = site.launch("logs", "-f", "launches/mine")  # which ends with the run
+    assert "finished" in site.launch("status")
     assert "3/3" in followed or "step 3" in followed, followed
-    assert place.launch("logs", "launches/mine").strip().endswith(followed.strip()[-200:])
-    assert place.steps()[-1] == 3
+    assert site.launch("logs", "launches/mine").strip().endswith(followed.strip()[-200:])
+    assert site.steps()[-1] == 3
 
 
 @pytest.mark.parametrize("kind", ["sft", "reward_model"])
-def test_a_supervised_run_trains_as_a_job_of_ray(kind: str, place: Place, nano: Path) -> None:
-    values = settings(nano, place.folder, kind, num_steps=2, run_name="mine")
-    place.launch("ray", toml_file(place.folder / "run.toml", values))
-    followed = place.launch("logs", "-f", "launches/mine")
-    assert "finished" in place.launch("status"), followed
-    assert place.steps()[-1] == 2
+def test_a_supervised_run_trains_as_a_job_of_ray(kind: str, site: Place, nano: Path) -> None:
+    values = settings(nano, site.folder, kind, num_steps=2, run_name="mine")
+    site.launch("ray", toml_file(site.folder / "run.toml", values))
+    followed = site.launch("logs", "-f", "launches/mine")
+    assert "finished" in site.launch("status"), followed
+    assert site.steps()[-1] == 2
 
 
-def test_a_job_of_ray_that_is_stopped_says_so(place: Place, nano: Path) -> None:
+def test_a_job_of_ray_that_is_stopped_says_so(site: Place, nano: Path) -> None:
     endless: dict[str, Any] = {"trainer__epochs": 4000, "trainer__max_training_steps": 6000}
-    place.launch("ray", *words(nano, place, **endless))
-    until(lambda: len(place.steps()) > 2, lambda: place.launch("logs", "launches/mine"))
-    place.launch("stop", "mine")
-    until(lambda: "stopped" in place.launch("status"), lambda: place.launch("logs", "launches/mine"))
-    steps = place.steps()
+    site.launch("ray", *words(nano, site, **endless))
+    until(lambda: len(site.steps()) > 2, lambda: site.launch("logs", "launches/mine"))
+    site.launch("stop", "mine")
+    until(lambda: "stopped" in site.launch("status"), lambda: site.launch("logs", "launches/mine"))
+    steps = site.steps()
     assert steps == list(range(steps[0], steps[0] + len(steps)))

@@ -44,9 +44,9 @@ class Site:
 
     def run(self, *words: str) -> str:
         """Output of a command that has to succeed."""
-        done = subprocess.run(words, cwd=self.folder, env=self.environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        result = subprocess.run(words, cwd=self.folder, env=self.environment, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
 
     def launch(self, *words: str) -> str:
         return self.run(sys.executable, "-m", "skyrl.cli", "launch", *words)
@@ -63,8 +63,8 @@ class Site:
 
     def trains(self, steps: int) -> None:
         """Waits for that many more steps."""
-        wanted = len(self.steps()) + steps
-        self.wait(lambda: len(self.steps()) >= wanted, 1200)
+        target = len(self.steps()) + steps
+        self.wait(lambda: len(self.steps()) >= target, 1200)
 
     def wait(self, holds: Callable[[], bool], seconds: float = WAITS) -> None:
         deadline = time.monotonic() + seconds
@@ -187,7 +187,7 @@ def test_a_launch_that_depends_on_a_failed_one_never_starts(site: Site, nano: Pa
 
 def test_a_sweep_of_six_is_an_array_of_three_at_a_time_and_is_not_submitted_twice(site: Site, nano: Path) -> None:
     values = overrides(nano, site.folder, trainer__max_training_steps=1, trainer__eval_before_train=False)
-    (site.folder / "run.toml").write_text("\n".join(f"{path} = {json.dumps(each)}" for path, each in values.items()))
+    (site.folder / "run.toml").write_text("\n".join(f"{path} = {json.dumps(value)}" for path, value in values.items()))
     sweep = 'name = "s"\nrun = ["run.toml"]\nseeds = [1, 2, 3, 4, 5, 6]\nat_once = 3\n'
     (site.folder / "sweep.toml").write_text(sweep)
     command = (
@@ -202,9 +202,9 @@ def test_a_sweep_of_six_is_an_array_of_three_at_a_time_and_is_not_submitted_twic
         "slurm.cpus_per_gpu=2",
     )
     assert "6 runs were submitted as job" in site.run(*command)
-    again = subprocess.run(command, cwd=site.folder, env=site.environment, capture_output=True, text=True, check=False)
-    assert again.returncode == 2
-    assert "of this sweep is" in again.stderr
+    result = subprocess.run(command, cwd=site.folder, env=site.environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "of this sweep is" in result.stderr
     at_once: list[int] = []
 
     def is_over() -> bool:

@@ -97,7 +97,7 @@ def test_the_command_prints_the_output_of_a_launch_by_its_folder_or_its_name(
     monkeypatch.chdir(tmp_path)
     launched(tmp_path / "launches" / "mine", local="trained\n")
     for name in ("mine", "launches/mine"):
-        done = CliRunner().invoke(cli, ["launch", "logs", name])
-        assert (done.exit_code, done.stdout) == (0, "trained\n")
+        result = CliRunner().invoke(cli, ["launch", "logs", name])
+        assert (result.exit_code, result.stdout) == (0, "trained\n")
     gone = CliRunner().invoke(cli, ["launch", "logs", "-f", "mine"])  # its process is gone, so that nothing is awaited
     assert (gone.exit_code, gone.stdout) == (0, "trained\n")

@@ -50,18 +50,18 @@ def stubs(tmp_path: Path) -> Stubs:
     return Stubs(tmp_path / "stubs")
 
 
-@pytest.mark.parametrize(("setting", "wanted"), OF_THE_CLUSTER.items())
-def test_slurm_reads_what_the_cluster_says(setting: str, wanted: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("setting", "expected"), OF_THE_CLUSTER.items())
+def test_slurm_reads_what_the_cluster_says(setting: str, expected: str, tmp_path: Path) -> None:
     task = job(tmp_path / "launch", machines=CUDA)
-    assert wanted not in options(script_of(task, cluster(), "python"))
-    assert wanted in options(script_of(task, cluster(setting), "python"))
+    assert expected not in options(script_of(task, cluster(), "python"))
+    assert expected in options(script_of(task, cluster(setting), "python"))
 
 
-@pytest.mark.parametrize(("settings", "wanted"), IN_BASH.items())
-def test_bash_reads_what_the_cluster_says(settings: tuple[str, ...], wanted: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("settings", "expected"), IN_BASH.items())
+def test_bash_reads_what_the_cluster_says(settings: tuple[str, ...], expected: str, tmp_path: Path) -> None:
     task = job(tmp_path / "launch", machines=CUDA)
-    assert wanted not in script_of(task, cluster(), "python")
-    assert wanted in script_of(task, cluster(*settings), "python")
+    assert expected not in script_of(task, cluster(), "python")
+    assert expected in script_of(task, cluster(*settings), "python")
 
 
 def test_a_run_on_a_cpu_takes_slots_and_no_gpus(tmp_path: Path) -> None:
@@ -79,25 +79,25 @@ def test_an_array_has_a_folder_for_each_task(tmp_path: Path) -> None:
 
 
 def test_dependencies_are_waited_for(tmp_path: Path) -> None:
-    found = options(script_of(job(tmp_path / "launch", after=("3", "4")), cluster(), "python"))
-    assert {"--dependency=afterok:3,afterok:4", "--kill-on-invalid-dep=yes"} <= set(found)
+    directives = options(script_of(job(tmp_path / "launch", after=("3", "4")), cluster(), "python"))
+    assert {"--dependency=afterok:3,afterok:4", "--kill-on-invalid-dep=yes"} <= set(directives)
 
 
 def test_no_name_path_or_value_becomes_a_command(tmp_path: Path, stubs: Stubs) -> None:
     folder = tmp_path / NASTY.replace("/", "_") / "launch"
     task = job(folder, name=NASTY, words=(NASTY,))
-    done = stubs.run(task, cluster(f"variables.A={NASTY}"))
-    assert done.returncode == 0, done.stderr
+    result = stubs.run(task, cluster(f"variables.A={NASTY}"))
+    assert result.returncode == 0, result.stderr
     words = stubs.words("srun")
     assert words[words.index("--folder") + 1] == str(folder)
     assert words[-2:] == [f"{folder}/run.toml", NASTY]
     assert list(tmp_path.rglob("pwned")) == []
 
 
-@pytest.mark.parametrize("place", ["name", "folder", "cwd"])
-def test_a_name_with_a_line_break_is_refused(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("field", ["name", "folder", "cwd"])
+def test_a_name_with_a_line_break_is_refused(field: str, tmp_path: Path) -> None:
     text = "a\n#SBATCH --uid=root"
-    changed: Any = {place: text if place == "name" else tmp_path / text}
+    changed: Any = {field: text if field == "name" else tmp_path / text}
     task = evolve(job(tmp_path / "launch"), **changed)
     with pytest.raises(UserError, match="control character"):
         script_of(task, cluster(), "python")
@@ -132,22 +132,22 @@ def test_a_run_that_saved_and_stopped_goes_back_to_the_queue(tmp_path: Path, stu
 
 def test_it_goes_back_only_so_often(tmp_path: Path, stubs: Stubs) -> None:
     for _ in range(3):
-        done = stubs.run(job(tmp_path / "launch"), cluster("slurm.max_requeues=2"), code=75)
+        result = stubs.run(job(tmp_path / "launch"), cluster("slurm.max_requeues=2"), code=75)
     assert stubs.words("scontrol") == ["requeue", "7"] * 2
-    assert done.returncode == 75
+    assert result.returncode == 75
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 130])
 def test_any_other_end_is_the_end(code: int, tmp_path: Path, stubs: Stubs) -> None:
-    done = stubs.run(job(tmp_path / "launch"), cluster(), code=code)
-    assert (done.returncode, stubs.words("scontrol")) == (code, [])
+    result = stubs.run(job(tmp_path / "launch"), cluster(), code=code)
+    assert (result.returncode, stubs.words("scontrol")) == (code, [])
 
 
 def test_a_run_that_was_stopped_on_purpose_does_not_go_back_and_has_not_failed(tmp_path: Path, stubs: Stubs) -> None:
     task = job(tmp_path / "launch")
     (task.folder / STOP).touch()
-    done = stubs.run(task, cluster(), code=75)
-    assert (done.returncode, stubs.words("scontrol")) == (0, [])
+    result = stubs.run(task, cluster(), code=75)
+    assert (result.returncode, stubs.words("scontrol")) == (0, [])
 
 
 def test_a_job_that_slurm_ends_is_left_to_slurm(tmp_path: Path, stubs: Stubs) -> None:
@@ -163,5 +163,5 @@ def test_shellcheck_has_nothing_to_say(device: str, tmp_path: Path) -> None:
     machines = Machines(nodes=2, per_node=4, device="cuda" if device == "cuda" else "cpu", on_ray=True)
     task = job(tmp_path / "launch", machines=machines, array=Array(tasks=(0,)), words=(NASTY,))
     text = script_of(task, cluster(f"variables.A={NASTY}"), "python")
-    done = subprocess.run(["shellcheck", "-"], input=text, capture_output=True, text=True, check=False)
-    assert done.stdout == ""
+    result = subprocess.run(["shellcheck", "-"], input=text, capture_output=True, text=True, check=False)
+    assert result.stdout == ""

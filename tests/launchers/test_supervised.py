@@ -27,8 +27,8 @@ while True:
 
 
 def state(folder: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((folder / STATE).read_text())
-    return found
+    content: dict[str, object] = json.loads((folder / STATE).read_text())
+    return content
 
 
 @pytest.mark.parametrize(("code", "word"), [(0, "finished"), (75, "stopped"), (130, "stopped"), (1, "failed")])
@@ -86,10 +86,10 @@ def test_a_run_that_ends_in_the_middle_has_not_finished(
 
 
 def test_a_file_asks_the_command_to_stop(tmp_path: Path) -> None:
-    ready, ask = tmp_path / "ready", tmp_path / "ask"
-    thread = threading.Thread(target=_then_touch, args=(ready, ask))
+    ready, stop_file = tmp_path / "ready", tmp_path / "ask"
+    thread = threading.Thread(target=_then_touch, args=(ready, stop_file))
     thread.start()
-    assert supervise([sys.executable, "-c", WAITS, str(ready)], tmp_path, os.environ, ask) == 75
+    assert supervise([sys.executable, "-c", WAITS, str(ready)], tmp_path, os.environ, stop_file) == 75
     thread.join()
     assert state(tmp_path)["state"] == "stopped"
 
@@ -102,9 +102,9 @@ def test_signals_of_this_process_are_passed_on(tmp_path: Path) -> None:
     thread.join()
 
 
-def _then_touch(ready: Path, ask: Path) -> None:
+def _then_touch(ready: Path, stop_file: Path) -> None:
     _wait(ready)
-    ask.touch()
+    stop_file.touch()
 
 
 def _then_signal(ready: Path) -> None:

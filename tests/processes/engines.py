@@ -22,13 +22,13 @@ class HeldEngine:
         """Draws the tokens; the last one after `let_go`. Fails there for a prompt of two tokens."""
         heard = request.on_tokens
         try:
-            for place, token in enumerate(IDS):
+            for position, token in enumerate(IDS):
                 if token == IDS[-1]:
                     await self._gate.wait()
                     if len(request.prompt_ids) == 2:
                         raise RunError("out of order")
                 if heard is not None:
-                    await asyncio.to_thread(heard, NewTokens(index=0, start=place, token_ids=(token,)))
+                    await asyncio.to_thread(heard, NewTokens(index=0, start=position, token_ids=(token,)))
         except asyncio.CancelledError:
             self.given_up += 1
             raise

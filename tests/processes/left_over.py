@@ -21,21 +21,21 @@ def a_test_begins() -> None:
 def left_over(patience: float = 60.0) -> list[psutil.Process]:
     """Processes below a fork server of this process, or that have lost theirs, once `patience` seconds have passed."""
     deadline = time.monotonic() + patience
-    while (found := _found()) and time.monotonic() < deadline:
+    while (processes := _found()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return found
+    return processes
 
 
 def process_beside(file: str) -> psutil.Process | None:
     """The process that works in a folder with this file in it, in whatever sandbox: the program has come so far."""
-    found = [pid for pid in psutil.pids() if os.path.exists(Path("/proc", str(pid), "cwd", file))]
-    return psutil.Process(found[0]) if found else None
+    pids = [pid for pid in psutil.pids() if os.path.exists(Path("/proc", str(pid), "cwd", file))]
+    return psutil.Process(pids[0]) if pids else None
 
 
 def _found() -> list[psutil.Process]:
-    here = psutil.Process()
-    below = _alive(here.children(recursive=True))
-    servers = {child.pid for child, parent, _ in below if parent == here.pid}
+    current = psutil.Process()
+    below = _alive(current.children(recursive=True))
+    servers = {child.pid for child, parent, _ in below if parent == current.pid}
     servers |= {child.pid for child, parent, _ in below if parent in servers and _is_bubblewrap(parent)}
     orphans = [child for child, parent, line in _alive(psutil.process_iter()) if parent == 1 and "fork_server" in line]
     known = servers | _EARLIER
@@ -44,14 +44,14 @@ def _found() -> list[psutil.Process]:
 
 def _alive(processes: Iterable[psutil.Process]) -> list[tuple[psutil.Process, int, str]]:
     """Each with its parent and its command line."""
-    found = []
+    alive = []
     for process in processes:
         try:
             if process.status() != psutil.STATUS_ZOMBIE:
-                found.append((process, process.ppid(), " ".join(process.cmdline())))
+                alive.append((process, process.ppid(), " ".join(process.cmdline())))
         except psutil.NoSuchProcess:
             continue
-    return found
+    return alive
 
 
 def _is_bubblewrap(pid: int) -> bool:

@@ -49,9 +49,9 @@ class Prepared:
 
 
 class Counter:
-    def answer(self, given: T) -> T:
+    def answer(self, value: T) -> T:
         """What it was given."""
-        return given
+        return value
 
     def __init__(self, start: int = 0) -> None:
         self.total = start

@@ -25,7 +25,7 @@ def test_an_address_that_nobody_listens_at_is_told_from_one_that_answers(closed_
 
 
 @pytest.mark.parametrize(
-    ("machine", "why", "said"),
+    ("machine", "reason", "message"),
     [
         (None, None, "for 9 s while it ran update: it is stopped, or hangs in native code; what"),
         (("10.0.0.2", 20000), None, "for 9 s while it ran update: it is stopped, or hangs in native code; what"),
@@ -41,10 +41,10 @@ def test_a_machine_that_is_cut_off_is_told_from_a_process_that_hangs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     machine: tuple[str, int] | None,
-    why: str | None,
-    said: str,
+    reason: str | None,
+    message: str,
 ) -> None:
-    monkeypatch.setattr(ray_watch, "why_unreachable", lambda host, port: why)
+    monkeypatch.setattr(ray_watch, "why_unreachable", lambda host, port: reason)
     monkeypatch.setattr("ray.wait", lambda *_, **__: ([], []))
     monkeypatch.setattr("time.monotonic", lambda: 109.0)
     actor: Any = None
@@ -54,7 +54,7 @@ def test_a_machine_that_is_cut_off_is_told_from_a_process_that_hangs(
     watch = Watch(heartbeat=5.0)
     watch.close()
     watch._look_at(member)
-    assert said in str(member.exit_notice.error)
+    assert message in str(member.exit_notice.error)
 
 
 def test_the_machine_of_a_process_that_died_with_it_is_named() -> None:

@@ -23,7 +23,7 @@ class Node:
 
 
 def is_searched(node: Node) -> bool:
-    return any(each is node for each in gc.get_objects())
+    return any(candidate is node for candidate in gc.get_objects())
 
 
 def test_what_was_there_before_is_not_searched_until_the_block_ends() -> None:
@@ -70,10 +70,10 @@ def test_thresholds_are_those_from_before_after_an_error_too() -> None:
 def test_what_a_step_made_is_collected_after_it() -> None:
     collections = Collections()
     collections.between_steps()  # the first one is full, and the next full one is not due
-    made = weakref.ref(Node())
-    assert made() is not None
+    reference = weakref.ref(Node())
+    assert reference() is not None
     collections.between_steps()
-    assert made() is None
+    assert reference() is None
 
 
 @pytest.mark.long
@@ -98,10 +98,10 @@ def test_old_garbage_is_collected_once_full_collections_take_little_of_the_time(
 
 
 def test_a_program_that_has_turned_collection_off_keeps_its_garbage() -> None:
-    made = weakref.ref(Node())
+    reference = weakref.ref(Node())
     gc.disable()
     try:
         Collections().between_steps()
-        assert made() is not None
+        assert reference() is not None
     finally:
         gc.enable()

@@ -33,8 +33,8 @@ def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tm
 @pytest.mark.parametrize("command", cli.list_commands(Context(cli)))
 def test_a_command_works_elsewhere_or_says_that_it_needs_linux(command: str, platform: str, tmp_path: Path) -> None:
     if command in ANYWHERE:
-        done = CliRunner().invoke(cli, WORKING[command])
-        assert done.exit_code == 0, (done.output, done.exception)
+        result = CliRunner().invoke(cli, WORKING[command])
+        assert result.exit_code == 0, (result.output, result.exception)
         return
     error = CliRunner().invoke(cli, [command, "anything"]).exception
     assert isinstance(error, UserError) and error.exit_code == 2

@@ -63,8 +63,8 @@ def test_the_last_line_is_the_last_that_says_something(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [("one two", "one two"), (" one\n two ", "one two"), ("one two three four", "... three four")],
 )
-def test_of_a_long_text_the_last_whole_words_are_shown(text: str, shown: str) -> None:
-    assert end_of(text, 12) == shown
+def test_of_a_long_text_the_last_whole_words_are_shown(text: str, expected: str) -> None:
+    assert end_of(text, 12) == expected

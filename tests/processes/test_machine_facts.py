@@ -12,11 +12,11 @@ from skyrl.processes.machine_facts import GpuFacts, facts_here, read_gpus
 
 def test_versions_memory_and_paths_are_those_of_this_machine(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
-    found = facts_here([str(tmp_path), gone], [str(tmp_path), gone])
-    assert found.versions["python"] == platform.python_version()
-    assert {"torch", "ray", "transformers", "skyrl's code"} <= found.versions.keys()
-    assert 0 < found.memory <= found.total_memory
-    assert (found.lacking, found.unwritable) == ([gone], [gone])
+    facts = facts_here([str(tmp_path), gone], [str(tmp_path), gone])
+    assert facts.versions["python"] == platform.python_version()
+    assert {"torch", "ray", "transformers", "skyrl's code"} <= facts.versions.keys()
+    assert 0 < facts.memory <= facts.total_memory
+    assert (facts.lacking, facts.unwritable) == ([gone], [gone])
 
 
 def test_what_nvidia_smi_prints_is_read() -> None:
@@ -42,5 +42,5 @@ def test_gpus_and_their_driver_are_asked(
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    found = facts_here([], [])
-    assert (len(found.gpus), found.gpu_problem) == (gpus, problem)
+    facts = facts_here([], [])
+    assert (len(facts.gpus), facts.gpu_problem) == (gpus, problem)

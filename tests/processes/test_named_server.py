@@ -70,11 +70,11 @@ def test_a_server_is_ended_with_its_command(tmp_path: Path) -> None:
 
 def test_a_server_whose_name_is_taken_is_ended(tmp_path: Path) -> None:
     store, port = NamesOnDisk(tmp_path), free_port()
-    said: list[str] = []
+    messages: list[str] = []
     command = [sys.executable, "-c", SERVES, str(port)]
     with Published(store, "engines/0", "http://other:1"), pytest.raises(ProcessError, match="taken by http://other:1"):
-        run_under_a_name(store, "engines/0", f"http://127.0.0.1:{port}", command, start_seconds=60, say=said.append)
-    assert said == []
+        run_under_a_name(store, "engines/0", f"http://127.0.0.1:{port}", command, start_seconds=60, say=messages.append)
+    assert messages == []
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 1)
 
@@ -84,31 +84,33 @@ def test_a_server_that_accepts_no_connections_is_reported_and_ended(tmp_path: Pa
     command = [sys.executable, "-c", "import signal; signal.pause()", str(tmp_path)]
     with pytest.raises(ProcessError, match=f"accepted no connection at {url} within 0.1 s"):
         run_under_a_name(NamesOnDisk(tmp_path), "a", url, command, start_seconds=0.1, say=print)
-    assert [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in (each.info["cmdline"] or ())] == []
+    assert [
+        process for process in psutil.process_iter(["cmdline"]) if str(tmp_path) in (process.info["cmdline"] or ())
+    ] == []
 
 
 def test_a_server_that_ends_before_it_accepts_connections_is_reported(tmp_path: Path, closed_port: int) -> None:
-    store, url, said = NamesOnDisk(tmp_path), f"http://127.0.0.1:{closed_port}", list[str]()
+    store, url, messages = NamesOnDisk(tmp_path), f"http://127.0.0.1:{closed_port}", list[str]()
     command = [sys.executable, "-c", "raise SystemExit(3)"]
-    assert run_under_a_name(store, "a", url, command, start_seconds=60, say=said.append) == 3
-    assert said == [f"{sys.executable} ended before it accepted a connection at {url}, with exit code 3"]
+    assert run_under_a_name(store, "a", url, command, start_seconds=60, say=messages.append) == 3
+    assert messages == [f"{sys.executable} ended before it accepted a connection at {url}, with exit code 3"]
     assert store.find("") == {}
 
 
 @pytest.mark.parametrize(
-    ("url", "command", "said"),
+    ("url", "command", "message"),
     [
         ("10.0.0.7:8000", "true", "10.0.0.7:8000 is not the address of a server"),
         ("http://10.0.0.7", "true", "http://10.0.0.7 is not the address of a server"),
         ("http://10.0.0.7:8000", "no-such-program", "no-such-program cannot be started: No such file"),
     ],
 )
-def test_what_cannot_be_published_is_refused(tmp_path: Path, url: str, command: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_what_cannot_be_published_is_refused(tmp_path: Path, url: str, command: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         run_under_a_name(NamesOnDisk(tmp_path), "a", url, [command], start_seconds=1, say=print)
 
 
 def test_a_name_needs_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SKYRL_NAMES", raising=False)
-    done = CliRunner().invoke(cli, ["publish", "a", "http://127.0.0.1:1", "--", "true"])
-    assert isinstance(done.exception, UserError) or "needs a name store" in done.output
+    result = CliRunner().invoke(cli, ["publish", "a", "http://127.0.0.1:1", "--", "true"])
+    assert isinstance(result.exception, UserError) or "needs a name store" in result.output

@@ -131,10 +131,10 @@ def test_names_in_ray_have_one_owner_and_a_lease_and_outlive_the_process(tmp_pat
         until(lambda: _listens(port))
         waits = [sys.executable, "-m", "skyrl.processes.ray.nodes", address, "1", "120"]
         subprocess.run(waits, env=environment, check=True)
-        for what in ("contract", "look"):
-            words = [sys.executable, "-c", IN_RAY, address, what]
-            done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-            assert done.stdout.splitlines()[-1:] == ["here"], done.stderr
+        for check in ("contract", "look"):
+            words = [sys.executable, "-c", IN_RAY, address, check]
+            result = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+            assert result.stdout.splitlines()[-1:] == ["here"], result.stderr
     finally:
         process.terminate()
         process.wait()
@@ -150,6 +150,6 @@ def _listens(port: int) -> bool:
 def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]

@@ -26,9 +26,9 @@ def stray(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_what_carries_the_mark_is_killed_with_its_descendants(stray: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    found = tagged(RUN, tmp_path.name)
+    pids = tagged(RUN, tmp_path.name)
     assert kill_tagged(RUN, tmp_path.name) == []
-    assert soon(lambda: not any(lives(pid) for pid in found))  # one that is ending has no mark any more
+    assert soon(lambda: not any(lives(pid) for pid in pids))  # one that is ending has no mark any more
 
 
 def test_another_mark_is_another_run(stray: subprocess.Popen[bytes], tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_semaphores_in_shared_memory_are_removed_with_the_processes_that_made_th
 
 
 def test_a_sweep_takes_what_has_no_owner_and_nothing_else(tmp_path: Path) -> None:
-    mine, lock = make_private_folder(tmp_path)
+    own_folder, lock = make_private_folder(tmp_path)
     reused = tmp_path / f"skyrl-ray-{os.getpid()}-1"  # of a process that had this number before
     gone = tmp_path / "skyrl-ray-99999999-5"
     other = tmp_path / "somebody-99999999-5"
@@ -79,14 +79,14 @@ def test_a_sweep_takes_what_has_no_owner_and_nothing_else(tmp_path: Path) -> Non
         (folder / "sockets").mkdir(parents=True)
         (folder / "lock").touch()
     assert sorted(sweep(tmp_path)) == sorted([reused, gone])
-    assert sorted(tmp_path.iterdir()) == sorted([mine, other])
+    assert sorted(tmp_path.iterdir()) == sorted([own_folder, other])
     os.close(lock)
 
 
 def test_a_sweep_leaves_a_run_of_another_container_that_shares_the_folder(tmp_path: Path) -> None:
     elsewhere = tmp_path / "skyrl-ray-99999999-5"  # its process has another number here, or none
-    mine, lock = make_private_folder(tmp_path)
-    mine.rename(elsewhere)
+    own_folder, lock = make_private_folder(tmp_path)
+    own_folder.rename(elsewhere)
     assert sweep(tmp_path) == []
     os.close(lock)
     assert sweep(tmp_path) == [elsewhere]

@@ -28,8 +28,8 @@ def owned_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None]:
     stat = os.stat
 
     def shown(path: str | Path, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
-        found = stat(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
-        return os.stat_result((*found[:4], owners.get(str(path), found.st_uid), *found[5:]))
+        status = stat(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+        return os.stat_result((*status[:4], owners.get(str(path), status.st_uid), *status[5:]))
 
     monkeypatch.setattr(os, "stat", shown)
     return lambda folder, owner: owners.update({str(folder): owner})
@@ -81,7 +81,7 @@ def test_a_disk_that_shows_another_owner_for_what_this_user_makes_is_used(
     tmp_path: Path, owned_by: Callable[[Path, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("secrets.token_hex", lambda _: "new")
-    for place in (tmp_path, tmp_path / ".new"):
-        owned_by(place, 65534)
+    for path in (tmp_path, tmp_path / ".new"):
+        owned_by(path, 65534)
     make_own_folder(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -41,20 +41,22 @@ class Watched(Progress):
 
 
 def test_a_watchdog_names_what_is_waited_for_and_speaks_once_for_each_stall(tmp_path: Path) -> None:
-    progress, told = Watched(), list[str]()
+    progress, messages = Watched(), list[str]()
     others = [tmp_path / "engine-0.log"]
-    watchdog = Watchdog(progress, 0.1, stacks=tmp_path / "stacks.txt", dump_others=lambda: others, on_stall=told.append)
+    watchdog = Watchdog(
+        progress, 0.1, stacks=tmp_path / "stacks.txt", dump_others=lambda: others, on_stall=messages.append
+    )
     with progress.waiting_for("generate"), progress.waiting_for("engine-0 in InferenceEngine.generate"):
         counts = []
         for progress.silent in (0.09, 0.11, 0.0, 7.0):
             progress.wait_for_looks(5)
-            counts.append(len(told))
+            counts.append(len(messages))
     watchdog.close()
     assert counts == [0, 1, 1, 2]
     named = r"is waiting for: generate \(for \d+ s\); engine-0 in InferenceEngine.generate \(for \d+ s\)"
-    assert re.search(named, told[0])
-    assert told[0].endswith(f"{tmp_path / 'stacks.txt'}, {others[0]}")
-    assert told[1].startswith("no progress for 7 s ")
+    assert re.search(named, messages[0])
+    assert messages[0].endswith(f"{tmp_path / 'stacks.txt'}, {others[0]}")
+    assert messages[1].startswith("no progress for 7 s ")
     assert "wait_for_looks" in (tmp_path / "stacks.txt").read_text(encoding="utf-8")
 
 
@@ -66,15 +68,15 @@ def test_time_in_which_the_process_was_stopped_is_no_stall(tmp_path: Path) -> No
             super().note()
             looked.release()
 
-    told = list[str]()
+    messages = list[str]()
     progress = Clocked(lambda: stopped[0])
-    watchdog = Watchdog(progress, 0.2, stacks=tmp_path / "s", dump_others=tuple, on_stall=told.append)
+    watchdog = Watchdog(progress, 0.2, stacks=tmp_path / "s", dump_others=tuple, on_stall=messages.append)
     assert looked.acquire(timeout=60)  # as it begins
     for _ in range(2):
         stopped[0] += 3_000.0
         assert looked.acquire(timeout=60), "it counted on while the process was stopped"
     watchdog.close()
-    assert told == []
+    assert messages == []
 
 
 def test_what_ended_is_not_waited_for() -> None:
@@ -114,7 +116,7 @@ def test_the_grace_period_does_not_run_while_the_process_is_stopped(monkeypatch:
 
     ended = list[str]()
     monkeypatch.setattr("skyrl.processes.shutdown._WAKES_EVERY", 0.02)
-    monkeypatch.setattr(ShutdownSignal, "_end_at_once", lambda self, why: ended.append(why))
+    monkeypatch.setattr(ShutdownSignal, "_end_at_once", lambda self, reason: ended.append(reason))
     with ShutdownSignal(grace=30.0, clock=clock) as shutdown:
         shutdown.request("Stopped by a test")
         for stopped in (0.0, 1_000.0):
@@ -133,7 +135,7 @@ async def test_a_call_that_the_end_does_not_need_gets_a_third_of_the_grace_perio
 ) -> None:
     """The clock goes on by a second with each look at it."""
     monkeypatch.setattr("skyrl.processes.shutdown._WAKES_EVERY", 0.001)
-    monkeypatch.setattr(ShutdownSignal, "_end_at_once", lambda self, why: None)
+    monkeypatch.setattr(ShutdownSignal, "_end_at_once", lambda self, reason: None)
     comes = asyncio.Event()
     with ShutdownSignal(grace=30.0, clock=itertools.count().__next__) as shutdown, shutdown.in_loop():
         if stops:
@@ -154,7 +156,7 @@ def test_a_process_with_thousands_of_open_files_can_be_stopped(monkeypatch: pyte
     def high() -> tuple[socket.socket, socket.socket]:
         one, other = pair()
         with one, other:
-            first, second = (socket.socket(fileno=fcntl.fcntl(each, fcntl.F_DUPFD, 1500)) for each in (one, other))
+            first, second = (socket.socket(fileno=fcntl.fcntl(sock, fcntl.F_DUPFD, 1500)) for sock in (one, other))
         return first, second
 
     try:

@@ -73,7 +73,9 @@ def test_a_second_cluster_in_one_process_is_refused(folder: Path, tmp_path: Path
 
 def test_no_service_of_ray_runs_that_nobody_uses(folder: Path) -> None:
     pids = tagged(RUN, folder.name, folder)
-    commands = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]) if each.pid in pids]
+    commands = [
+        " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]) if process.pid in pids
+    ]
     assert any("raylet" in command for command in commands)
     services = ("dashboard.py", "log_monitor.py", "monitor.py")
     assert [command for command in commands if any(service in command for service in services)] == []
@@ -145,5 +147,5 @@ def _start_driver(logs: Path, root: Path | None = None) -> tuple[subprocess.Pope
     line = driver.stdout.readline()
     if not line:
         raise AssertionError(driver.communicate(timeout=60)[1])
-    said = json.loads(line)
-    return driver, said["started"], Path(said["folder"])
+    report = json.loads(line)
+    return driver, report["started"], Path(report["folder"])

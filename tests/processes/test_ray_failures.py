@@ -129,7 +129,7 @@ async def test_an_object_that_calls_sys_exit_is_named_and_stays(stays: Group[Cou
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("role", "method", "how"),
+    ("role", "method", "cause"),
     [
         ("vanishes", Counter.vanish, r"it called os\._exit\(3\)"),
         ("crashes", Counter.crash, "Segmentation fault"),
@@ -137,14 +137,14 @@ async def test_an_object_that_calls_sys_exit_is_named_and_stays(stays: Group[Cou
     ],
 )
 async def test_a_death_is_named_with_process_cause_and_log(
-    processes: RayProcesses, logs: Path, role: str, method: Callable[[Counter], None], how: str
+    processes: RayProcesses, logs: Path, role: str, method: Callable[[Counter], None], cause: str
 ) -> None:
     group = two(processes, role)
     (pid, _) = await group.call(Counter.process)
-    said = rf"{role}-0 \(process {pid} on \S+, node \w+\) died: {how}.*; log: {logs / role}-0.log"
-    with pytest.raises(ProcessError, match=said):
+    message = rf"{role}-0 \(process {pid} on \S+, node \w+\) died: {cause}.*; log: {logs / role}-0.log"
+    with pytest.raises(ProcessError, match=message):
         await group.handles[0].call(method)
-    with pytest.raises(ProcessError, match=said):
+    with pytest.raises(ProcessError, match=message):
         await group.call(Counter.add, 1)
     assert soon(lambda: not lives(pid))
 

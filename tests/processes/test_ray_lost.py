@@ -31,7 +31,9 @@ def services(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, subprocess.P
         name: subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         for name in ("gcs_server", "raylet")
     }
-    node = SimpleNamespace(all_processes={name: [SimpleNamespace(process=each)] for name, each in started.items()})
+    node = SimpleNamespace(
+        all_processes={name: [SimpleNamespace(process=process)] for name, process in started.items()}
+    )
     monkeypatch.setattr(ray_worker, "_global_node", node)
     yield started
     for process in started.values():
@@ -41,7 +43,7 @@ def services(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, subprocess.P
 
 @pytest.mark.parametrize("name", ["gcs_server", "raylet"])
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("end", "message"),
     [
         (signal.SIGKILL, "was killed (SIGKILL)"),
         (signal.SIGSEGV, "was killed (SIGSEGV)"),
@@ -49,7 +51,7 @@ def services(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, subprocess.P
     ],
 )
 def test_a_process_of_ray_that_ended_is_named_with_how(
-    services: dict[str, subprocess.Popen[bytes]], tmp_path: Path, name: str, end: signal.Signals | None, said: str
+    services: dict[str, subprocess.Popen[bytes]], tmp_path: Path, name: str, end: signal.Signals | None, message: str
 ) -> None:
     cluster, process = Cluster(folder=tmp_path), services[name]
     assert cluster.why_lost() is None
@@ -58,14 +60,14 @@ def test_a_process_of_ray_that_ended_is_named_with_how(
     else:
         process.send_signal(end)
         process.wait()
-    assert cluster.why_lost() == f"Ray's own process {name} (process {process.pid}) {said}"
+    assert cluster.why_lost() == f"Ray's own process {name} (process {process.pid}) {message}"
 
 
 def processes_on(cluster: Cluster) -> RayProcesses:
     """`RayProcesses` as far as they look at their cluster."""
-    found = RayProcesses.__new__(RayProcesses)
-    found._cluster, found.exit_notice = cluster, ExitNotice()
-    return found
+    processes = RayProcesses.__new__(RayProcesses)
+    processes._cluster, processes.exit_notice = cluster, ExitNotice()
+    return processes
 
 
 def test_the_run_is_asked_to_stop_and_every_end_has_the_cause_of_all(
@@ -89,11 +91,11 @@ def test_the_run_is_asked_to_stop_and_every_end_has_the_cause_of_all(
 def test_the_watch_looks_at_ray_without_being_asked(
     services: dict[str, subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    processes, told = processes_on(Cluster(folder=tmp_path)), list[str]()
+    processes, messages = processes_on(Cluster(folder=tmp_path)), list[str]()
     heard = threading.Event()
 
     def hear() -> None:
-        told.append(str(processes.exit_notice.error))
+        messages.append(str(processes.exit_notice.error))
         heard.set()
 
     processes.exit_notice.listen(hear)
@@ -102,7 +104,7 @@ def test_the_watch_looks_at_ray_without_being_asked(
     services["gcs_server"].wait()
     heard.wait()
     watch.close()
-    assert len(told) == 1 and "gcs_server" in told[0]
+    assert len(messages) == 1 and "gcs_server" in messages[0]
 
 
 def test_a_head_that_is_gone_counts_as_lost_once_it_was_silent_for_long(

@@ -112,20 +112,20 @@ def test_every_process_is_where_the_plan_says(attached: None, machines: int, nam
     by_port = sorted(_nodes(), key=lambda node: node["NodeManagerPort"])  # their addresses are all the same
     expected = assign(planned, [ClusterNode(id=node["NodeID"], gpus=8) for node in by_port])
     placement = Placement(planned, "cuda", 120)
-    places = {(placed.role, placed.rank): placement.place(placed) for placed in planned.placements}
-    assert {key: place.node for key, place in places.items()} == {
+    locations = {(placed.role, placed.rank): placement.place(placed) for placed in planned.placements}
+    assert {key: location.node for key, location in locations.items()} == {
         (placed.role, placed.rank): expected[placed.pool][planned.places(placed)[0][0]] for placed in planned.placements
     }
     for role in ("policy", "critic", "ref"):  # ranks are counted by (machine, GPU)
         placements = planned.placements_of(role)
-        dealt = [(places[role, placed.rank], expected[placed.pool]) for placed in placements]
-        numbers = [(nodes.index(place.node), int(place.gpus[0])) for place, nodes in dealt]
+        dealt = [(locations[role, placed.rank], expected[placed.pool]) for placed in placements]
+        numbers = [(nodes.index(location.node), int(location.gpus[0])) for location, nodes in dealt]
         assert numbers == sorted(set(numbers))
-    taken = {pool.name: set[tuple[str, str]]() for pool in planned.pools}
+    used = {pool.name: set[tuple[str, str]]() for pool in planned.pools}
     for placed in planned.placements:
-        place = places[placed.role, placed.rank]
-        taken[placed.pool] |= {(place.node, gpu) for gpu in place.gpus}
-    assert len(set().union(*taken.values())) == sum(len(gpus) for gpus in taken.values()) == planned.gpus
+        location = locations[placed.role, placed.rank]
+        used[placed.pool] |= {(location.node, gpu) for gpu in location.gpus}
+    assert len(set().union(*used.values())) == sum(len(gpus) for gpus in used.values()) == planned.gpus
     placement.remove()
     assert soon(lambda: sum(node.gpus for node in placement.free()) == 8 * machines)
 
@@ -135,10 +135,10 @@ def test_a_pool_is_added_where_there_is_room_and_given_back(attached: None, mach
     placement = Placement(
         layout(Sizes(models={"policy": Grid(nodes=machines, gpus_per_node=6)}, colocate_all=False)), "cuda", 120
     )
-    one = layout_of_engine(EngineSizes(number=1, tensor=2), 7, 8)
-    placement.add(one, 60)
-    place = placement.place(one.placements[0])
-    assert place.gpus == ("6", "7")
+    engine_layout = layout_of_engine(EngineSizes(number=1, tensor=2), 7, 8)
+    placement.add(engine_layout, 60)
+    location = placement.place(engine_layout.placements[0])
+    assert location.gpus == ("6", "7")
     assert sum(node.gpus for node in placement.free()) == 2 * (machines - 1)
     with pytest.raises(NoRoomError, match="engine-8 needs 1 node with 8 free GPUs") as refused:
         placement.add(layout_of_engine(EngineSizes(number=1, tensor=8), 8, 8), 60)

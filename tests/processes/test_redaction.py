@@ -116,17 +116,17 @@ KEYS = {
 """Whether text under a key is masked, in configurations and in recordings."""
 
 
-@pytest.mark.parametrize("what", ANYWHERE)
-def test_a_form_is_masked_in_logs_recordings_and_configurations(what: str) -> None:
-    text = f"it said {ANYWHERE[what]}"
-    for shown in (redacted(text), masked_text(text), str(masked({"a": [text]})), str(redacted_tree({"a": [text]}))):
-        assert "***" in shown and R not in shown and HEX not in shown and "QPZRY9X8QPZ" not in shown
+@pytest.mark.parametrize("form", ANYWHERE)
+def test_a_form_is_masked_in_logs_recordings_and_configurations(form: str) -> None:
+    text = f"it said {ANYWHERE[form]}"
+    for output in (redacted(text), masked_text(text), str(masked({"a": [text]})), str(redacted_tree({"a": [text]}))):
+        assert "***" in output and R not in output and HEX not in output and "QPZRY9X8QPZ" not in output
 
 
-@pytest.mark.parametrize("what", PRINTED)
-def test_a_form_is_masked_in_what_is_printed_and_stays_in_recorded_text(what: str) -> None:
-    assert "***" in redacted(PRINTED[what]) and R not in redacted(PRINTED[what])
-    assert redacted(redacted(PRINTED[what])) == redacted(PRINTED[what])
+@pytest.mark.parametrize("form", PRINTED)
+def test_a_form_is_masked_in_what_is_printed_and_stays_in_recorded_text(form: str) -> None:
+    assert "***" in redacted(PRINTED[form]) and R not in redacted(PRINTED[form])
+    assert redacted(redacted(PRINTED[form])) == redacted(PRINTED[form])
 
 
 @pytest.mark.parametrize("text", NO_SECRETS)

@@ -87,13 +87,13 @@ def client_of(name: str, token: str | None, folder: Path) -> TestClient:
 
 def routes_of(app: Starlette) -> list[tuple[str, str]]:
     """Method and an example of a path of each route, and a path that has none."""
-    found = [("GET", "/no/such/path")]
+    routes = [("GET", "/no/such/path")]
     for route in app.routes:
         assert isinstance(route, Route | Mount)
         methods = getattr(route, "methods", None) or {"GET"}
         path = route.path.replace("{name:path}", "tiny").replace("{number:int}", "1").replace("{number}", "x")
-        found += [(method, path) for method in methods - {"HEAD"}]
-    return found
+        routes += [(method, path) for method in methods - {"HEAD"}]
+    return routes
 
 
 FOREIGN: Mapping[str, tuple[dict[str, str], int]] = {
@@ -121,9 +121,9 @@ ALWAYS: Mapping[str, tuple[dict[str, str], int]] = {
 def test_without_a_token_no_route_answers_pages_of_other_sites(name: str, tmp_path: Path) -> None:
     client = client_of(name, None, tmp_path)
     for method, path in routes_of(cast(Starlette, client.app)):
-        for what, (headers, status) in {**FOREIGN, **ALWAYS}.items():
+        for case, (headers, status) in {**FOREIGN, **ALWAYS}.items():
             answer = client.request(method, path, headers=headers)
-            assert answer.status_code == status, (path, what, answer.text)
+            assert answer.status_code == status, (path, case, answer.text)
 
 
 @pytest.mark.parametrize("name", [name for name in SERVICES if name != "view"])
@@ -177,7 +177,7 @@ def test_the_token_is_taken_in_every_form_of_it_and_from_any_host(
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in SERVICES if name != "view"])
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b"", "JSON"),
         (b"{", "JSON"),
@@ -194,13 +194,13 @@ def test_the_token_is_taken_in_every_form_of_it_and_from_any_host(
     ids=str,
 )
 def test_a_body_that_is_no_object_of_unicode_is_refused_once_for_all(
-    name: str, body: bytes, said: str, tmp_path: Path
+    name: str, body: bytes, message: str, tmp_path: Path
 ) -> None:
     client = client_of(name, TOKEN, tmp_path)
     for method, path in routes_of(cast(Starlette, client.app)):
         if method == "POST" and (body or path not in MAY_BE_EMPTY):
             answer = client.post(path, content=body, headers={"x-api-key": TOKEN})
-            assert answer.status_code == 400 and said in str(answer.json()["error"]), (path, answer.text)
+            assert answer.status_code == 400 and message in str(answer.json()["error"]), (path, answer.text)
 
 
 def test_every_application_of_the_package_is_made_by_the_factory() -> None:
@@ -279,12 +279,12 @@ def test_idle_connections_leave_a_process_its_files_and_other_clients_their_answ
             with socket.create_connection(("127.0.0.1", port), timeout=60) as asking:
                 asking.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                 answer = b"".join(iter(lambda: asking.recv(4096), b""))
-            said, _ = process.communicate("go\n", timeout=60)
+            output, _ = process.communicate("go\n", timeout=60)
         finally:
             process.kill()
-            for each in idle:
-                each.close()
-    assert (limit, answer.endswith(b"here"), said.strip(), process.returncode) == (hard, True, str(hard // 4), 0)
+            for connection in idle:
+                connection.close()
+    assert (limit, answer.endswith(b"here"), output.strip(), process.returncode) == (hard, True, str(hard // 4), 0)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from skyrl.processes.service_work import HangUp, ServiceThreads
 
 async def test_work_learns_that_its_client_is_gone_and_waiting_work_never_begins() -> None:
     workers, began, saw = ServiceThreads(1, "test"), threading.Event(), threading.Event()
-    done: list[str] = []
+    completed: list[str] = []
 
     def first(gone: HangUp) -> None:
         assert not gone.has_happened()
@@ -24,10 +24,10 @@ async def test_work_learns_that_its_client_is_gone_and_waiting_work_never_begins
 
     running = asyncio.create_task(workers.run(first))
     await asyncio.to_thread(began.wait, 60)
-    waiting = asyncio.create_task(workers.run(lambda gone: done.append("second")))
+    waiting = asyncio.create_task(workers.run(lambda gone: completed.append("second")))
     await asyncio.sleep(0)
     waiting.cancel()
     running.cancel()
     await asyncio.wait([waiting, running])
     assert await workers.run(lambda gone: "third") == "third"
-    assert (saw.is_set(), done) == (True, [])
+    assert (saw.is_set(), completed) == (True, [])

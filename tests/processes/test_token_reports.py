@@ -61,7 +61,7 @@ def drawing(engine: Handle[Any], listener: Listener) -> asyncio.Task[tuple[Compl
 async def test_tokens_come_while_the_engine_is_held(engine: Handle[HeldEngine]) -> None:
     await engine.call(HeldEngine.hold)
     one, other = Listener(), Listener()
-    answers = [drawing(engine, each) for each in (one, other)]
+    answers = [drawing(engine, listener) for listener in (one, other)]
     await one.until(2)
     await other.until(2)
     assert one.ids == other.ids == IDS[:2]

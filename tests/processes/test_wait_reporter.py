@@ -21,24 +21,24 @@ class Time:
 
 
 def test_a_wait_is_reported_once_after_ten_seconds_and_a_longer_one_of_its_kind_after_twice_the_time() -> None:
-    time, said = Time(), list[str]()
+    time, messages = Time(), list[str]()
     progress = Progress(time)
-    silence = WaitReporter(progress, said.append)
+    silence = WaitReporter(progress, messages.append)
     with progress.waiting_for("step"), progress.waiting_for("generate"):
         for time.now in (9.0, 10.0, 11.0, 30.0):
             silence.look()
-    assert said == ["waiting for: generate (for 10 s)"]
+    assert messages == ["waiting for: generate (for 10 s)"]
     with progress.waiting_for("generate"):
         for time.now in (50.0, 89.0, 90.0, 95.0):
             silence.look()
-    assert said[1:] == ["waiting for: generate (for 60 s)"]
+    assert messages[1:] == ["waiting for: generate (for 60 s)"]
 
 
 def test_waits_are_named_together_with_what_is_known_of_the_samples() -> None:
-    time, said = Time(), list[str]()
+    time, messages = Time(), list[str]()
     progress, samples = Progress(time), SamplesInFlight(time)
     progress.details = samples.__str__
-    silence, call = WaitReporter(progress, said.append), ThreadCall(lambda: None)
+    silence, call = WaitReporter(progress, messages.append), ThreadCall(lambda: None)
     with progress.waiting_for("generate"):
         samples.begin(128)
         samples.end(125)
@@ -46,13 +46,13 @@ def test_waits_are_named_together_with_what_is_known_of_the_samples() -> None:
         with samples.in_environment(call):
             time.now = 15.0
             silence.look()
-    assert said == [
+    assert messages == [
         "waiting for: generate (for 15 s); 3 of 128 samples, 1 call of environments, the oldest for 12 s",
     ]
 
 
 @pytest.mark.parametrize(
-    ("waits", "said"),
+    ("waits", "expected"),
     [
         (["generate"], "generate (for 20 s)"),
         (["a.generate"] * 3, "a.generate (3 times, for up to 20 s)"),
@@ -72,16 +72,16 @@ def test_waits_are_named_together_with_what_is_known_of_the_samples() -> None:
         ),
     ],
 )
-def test_what_is_waited_for_is_named_once_with_a_count(waits: list[str], said: str) -> None:
+def test_what_is_waited_for_is_named_once_with_a_count(waits: list[str], expected: str) -> None:
     time, heard = Time(), list[str]()
     progress = Progress(time)
     with ExitStack() as stack:
-        for number, what in enumerate(waits):
+        for number, wait in enumerate(waits):
             time.now = min(number, 1)  # the first has waited for the longest
-            stack.enter_context(progress.waiting_for(what))
+            stack.enter_context(progress.waiting_for(wait))
         time.now = 20.0
         WaitReporter(progress, heard.append).look()
-    assert heard == [f"waiting for: {said}"]
+    assert heard == [f"waiting for: {expected}"]
     assert len(progress.waits()) == 0
 
 
@@ -97,14 +97,14 @@ def test_samples_that_no_environment_has_are_in_the_engines_and_a_new_batch_is_c
 
 
 def test_a_thread_looks_while_the_context_lasts() -> None:
-    progress, said = Progress(), list[str]()
+    progress, messages = Progress(), list[str]()
 
     heard = threading.Event()
 
     def report(text: str) -> None:
-        said.append(text)
+        messages.append(text)
         heard.set()
 
     with WaitReporter(progress, report, after=0.01), progress.waiting_for("the start of ray"):
         assert heard.wait(60)
-    assert said[0].startswith("waiting for: the start of ray (for ")
+    assert messages[0].startswith("waiting for: the start of ray (for ")
