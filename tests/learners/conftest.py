@@ -74,5 +74,5 @@ def spread(pool: Pool, small: TrainerConfig, request: pytest.FixtureRequest) -> 
 
 
 @pytest.fixture(scope="session")
-def alone(spread: Spread) -> Trained:
+def baseline(spread: Spread) -> Trained:
     return asyncio.run(course(spread.policy({}, 1)))

@@ -63,11 +63,11 @@ class Pool:
         self._handles, self._processes = [], []
         self._groups = 0
         for rank in range(size):
-            ours, theirs = CONTEXT.Pipe()
-            process = CONTEXT.Process(target=_serve, args=(theirs,), daemon=True)
+            parent_end, child_end = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=_serve, args=(child_end,), daemon=True)
             process.start()
             self._processes.append(process)
-            self._handles.append(PipeHandle(f"rank-{rank}", ours))
+            self._handles.append(PipeHandle(f"rank-{rank}", parent_end))
         self._ranks = self._rendezvous.ranks("all", size) if stay else None
         for handle, own in zip(self._handles, self._ranks or (), strict=False):
             handle.tell(_stay, (own,))
@@ -115,21 +115,21 @@ def _failure_of(handle: PipeHandle) -> BaseException | None:
     return None
 
 
-def _make(held: dict[str, Any], maker: Callable[..., Any], ranks: Any) -> None:
-    held["object"] = maker(ranks=ranks)
+def _make(state: dict[str, Any], maker: Callable[..., Any], ranks: Any) -> None:
+    state["object"] = maker(ranks=ranks)
 
 
-def _close(held: dict[str, Any]) -> None:
-    made = held.pop("object", None)
-    if made is not None:
-        made.close()
+def _close(state: dict[str, Any]) -> None:
+    instance = state.pop("object", None)
+    if instance is not None:
+        instance.close()
 
 
-def _stay(held: dict[str, Any], ranks: Ranks) -> None:
+def _stay(state: dict[str, Any], ranks: Ranks) -> None:
     ranks.join(torch.device("cpu"))
 
 
-def _go(held: dict[str, Any], ranks: Ranks) -> None:
+def _go(state: dict[str, Any], ranks: Ranks) -> None:
     ranks.leave()
 
 
@@ -139,13 +139,13 @@ _OURS: Sequence[Any] = (_make, _close, _stay, _go)
 def _serve(pipe: Connection) -> None:
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # OPT; nothing writes into it
-    held: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     while True:
         method, args, kwargs = pickle.loads(pipe.recv_bytes())
         if method is None:
             os._exit(0)  # taking apart an interpreter with torch in it takes a second
         try:
-            result = method(held, *args, **kwargs) if method in _OURS else apply(held["object"], method, args, kwargs)
+            result = method(state, *args, **kwargs) if method in _OURS else apply(state["object"], method, args, kwargs)
             result = asyncio.run(result) if inspect.iscoroutine(result) else result
             answer = pickle.dumps((False, result))
         except BaseException as failure:  # noqa: BLE001 - it is raised where the call was made

@@ -171,7 +171,7 @@ def mini_batch(step: int, rows: int = 8) -> TrainingBatch:
     plain = batch(rows, seed=step)
     generator = torch.Generator().manual_seed(step)
     noise = [torch.randn(plain.input_ids.shape, generator=generator) for _ in range(2)]
-    old, ref = (torch.where(plain.loss_mask, -6 + 2 * each, 0.0) for each in noise)
+    old, ref = (torch.where(plain.loss_mask, -6 + 2 * draw, 0.0) for draw in noise)
     return plain.with_fields(old_logprobs=old, ref_logprobs=ref, rollout_logprobs=old)
 
 
@@ -198,8 +198,8 @@ async def stored(
 
 def changed_state(tensors: StoredTensors, name: str, changes: dict[str, Tensor | None]) -> StoredTensors:
     """The same in one file, with other tensors, and without those that are None."""
-    kept = {each: tensor for each, tensor in (dict(tensors) | changes).items() if tensor is not None}
-    tensor_shards = [TensorShard.whole(each, tensor) for each, tensor in kept.items()]
+    kept = {key: tensor for key, tensor in (dict(tensors) | changes).items() if tensor is not None}
+    tensor_shards = [TensorShard.whole(key, tensor) for key, tensor in kept.items()]
     return StoredTensors(tensors.storage, "saved", (write_shards(tensor_shards, tensors.storage, "saved", name).name,))
 
 

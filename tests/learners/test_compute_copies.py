@@ -23,9 +23,9 @@ def tied_model() -> Any:
 
 def test_inside_the_block_the_weights_are_rounded_and_tied_and_afterwards_the_old_ones_again() -> None:
     model = tied_model()
-    before = [each.weight for each in model.children()]
+    before = [child.weight for child in model.children()]
     with computing_in(model, BFLOAT16):
-        first, frozen, last = (each.weight for each in model.children())
+        first, frozen, last = (child.weight for child in model.children())
         assert first is last
         assert (first.requires_grad, frozen.requires_grad) == (True, False)
         assert torch.equal(frozen, before[1].to(BFLOAT16))
@@ -53,9 +53,9 @@ def test_recomputed_activations_use_the_copies_and_frozen_weights_get_no_gradien
             apply = torch.utils.checkpoint.checkpoint if recompute else lambda block, x, **_: block(x)
             apply(model, rows, use_reentrant=False).sum().backward()
         assert model[1].weight.grad is None
-        found = model[0].weight.grad
-        assert isinstance(found, Tensor)
-        return found
+        grad = model[0].weight.grad
+        assert isinstance(grad, Tensor)
+        return grad
 
     torch.testing.assert_close(gradient(True), gradient(False), rtol=0, atol=0)
 

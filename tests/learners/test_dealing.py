@@ -43,7 +43,7 @@ def test_where_rows_do_not_divide_the_last_is_repeated_without_weight() -> None:
     assert [share.lengths.tolist() for share in shares] == [list(LENGTHS[:3]), [12, 6, 6]]
     weights = [share.loss_weights for share in shares]
     assert weights[1] is not None and not weights[1][2].any() and not shares[1].loss_mask[2].any()
-    torch.testing.assert_close(sum(each.sum() for each in weights if each is not None), torch.tensor(1.0))
+    torch.testing.assert_close(sum(weight.sum() for weight in weights if weight is not None), torch.tensor(1.0))
     assert rows.loss_mask[4].any(), "the batch itself is as it was"
 
 
@@ -76,7 +76,7 @@ async def test_a_pair_that_fills_up_a_rank_counts_in_no_mean() -> None:
     values = torch.tensor([[0.0, 3.0], [0.0, 1.0], [0.0, 0.0], [0.0, 0.0]])
     loss, _, numbers = BradleyTerry()(values, weighed)
     assert loss.item() == pytest.approx(math.log(1 + math.exp(-2)))
-    assert {name: set(each.tolist()) for name, each in numbers.items()} == {
+    assert {name: set(tensor.tolist()) for name, tensor in numbers.items()} == {
         "accuracy": {1.0},
         "margin": {2.0},
         "chosen_score": {3.0},

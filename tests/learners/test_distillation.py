@@ -60,11 +60,11 @@ def taught(small: TrainerConfig, nano: Path, tmp_path_factory: pytest.TempPathFa
 def logits_of(path: str | None, rows: TrainingBatch) -> Tensor:
     """(N, V): logits of a stored model at the selected tokens, each row alone."""
     model: Any = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
-    found = []
+    logits = []
     with torch.no_grad():
         for ids, length, mask in zip(rows.input_ids, rows.lengths.tolist(), rows.loss_mask, strict=True):
-            found.append(model(ids[None, :length]).logits[0][mask.nonzero().squeeze(1) - 1])
-    return torch.cat(found)
+            logits.append(model(ids[None, :length]).logits[0][mask.nonzero().squeeze(1) - 1])
+    return torch.cat(logits)
 
 
 async def with_states(trainer: TrainerConfig) -> TrainingBatch:
@@ -77,10 +77,10 @@ async def test_hidden_states_and_the_output_matrix_give_the_teachers_distributio
     states = await TeacherWorker(taught).hidden(rows)
     assert states.counts.tolist() == rows.loss_mask.sum(1).tolist()
     matrix = roles._output_matrix(taught, taught.teacher)
-    wanted = logits_of(path, rows)
-    assert wanted.shape[1] == len(matrix)
-    torch.testing.assert_close(states.values @ matrix.T, wanted, atol=1e-5, rtol=1e-5)
-    logs = torch.log_softmax(wanted, -1).gather(1, rows.pick(rows.input_ids)[:, None]).squeeze(1)
+    expected = logits_of(path, rows)
+    assert expected.shape[1] == len(matrix)
+    torch.testing.assert_close(states.values @ matrix.T, expected, atol=1e-5, rtol=1e-5)
+    logs = torch.log_softmax(expected, -1).gather(1, rows.pick(rows.input_ids)[:, None]).squeeze(1)
     torch.testing.assert_close(rows.pick(await TeacherWorker(taught).score(rows)), logs, atol=1e-5, rtol=1e-5)
 
 
@@ -106,33 +106,34 @@ async def test_hidden_states_are_alike_on_any_number_of_ranks(
 def dense(student: Tensor, teacher: Tensor, settings: DistillationConfig) -> Tensor:
     """(N,): the generalised Jensen-Shannon divergence over the tokens that both have."""
     p, q = (
-        torch.softmax(each[:, : student.shape[1]].double() / settings.temperature, -1) for each in (student, teacher)
+        torch.softmax(logits[:, : student.shape[1]].double() / settings.temperature, -1)
+        for logits in (student, teacher)
     )
     m = (1 - settings.beta) * p + settings.beta * q
-    to_teacher, to_student = ((each * (each / m).log()).sum(-1) for each in (q, p))
+    to_teacher, to_student = ((probs * (probs / m).log()).sum(-1) for probs in (q, p))
     return settings.beta * to_teacher + (1 - settings.beta) * to_student
 
 
 async def test_the_loss_of_a_batch_has_the_divergence_of_its_distributions(taught: TrainerConfig) -> None:
     rows, settings = batch(ROWS), taught.algorithm.distillation
     student, teacher = (logits_of(model.path, rows) for model in (taught.policy.model, taught.teacher.model))
-    wanted = dense(student, teacher, settings).float()
-    bound = float(wanted.mean())
+    expected = dense(student, teacher, settings).float()
+    bound = float(expected.mean())
     bounded = changed(taught, {"algorithm.distillation.max_divergence": bound})
-    for trainer, costs in ((taught, wanted), (bounded, wanted.clamp(max=bound))):
+    for trainer, costs in ((taught, expected), (bounded, expected.clamp(max=bound))):
         learner = PolicyWorker(trainer, policy_objective(trainer.algorithm, has_teacher=True))
-        said = await learner.update(await with_states(trainer))
-        assert said["teacher_divergence"] == pytest.approx(wanted.mean().item(), abs=1e-5)
-        assert said["distillation_loss"] == pytest.approx(0.5 * costs.mean().item(), abs=1e-5)
-        assert said["final_loss"] == pytest.approx(said["policy_loss"] + said["distillation_loss"], abs=1e-5)
-    assert said["teacher_divergence_clamped"] == pytest.approx((wanted > bound).float().mean().item())
+        metrics = await learner.update(await with_states(trainer))
+        assert metrics["teacher_divergence"] == pytest.approx(expected.mean().item(), abs=1e-5)
+        assert metrics["distillation_loss"] == pytest.approx(0.5 * costs.mean().item(), abs=1e-5)
+        assert metrics["final_loss"] == pytest.approx(metrics["policy_loss"] + metrics["distillation_loss"], abs=1e-5)
+    assert metrics["teacher_divergence_clamped"] == pytest.approx((expected > bound).float().mean().item())
 
 
 async def test_a_teacher_that_is_the_policy_changes_nothing(taught: TrainerConfig) -> None:
     own = changed(taught, {"teacher.model.path": taught.policy.model.path, "algorithm.distillation.beta": 1.0})
     rows = attrs.evolve(await with_states(own), advantages=torch.zeros(batch(ROWS).loss_mask.shape))
-    said = await PolicyWorker(own, policy_objective(own.algorithm, has_teacher=True)).update(rows)
-    assert abs(said["teacher_divergence"]) < 1e-6 and said["grad_norm"] < 1e-5
+    metrics = await PolicyWorker(own, policy_objective(own.algorithm, has_teacher=True)).update(rows)
+    assert abs(metrics["teacher_divergence"]) < 1e-6 and metrics["grad_norm"] < 1e-5
 
 
 class ClosedTeachers(TeachersWorker):
@@ -163,11 +164,11 @@ async def test_each_row_is_compared_with_its_own_teacher(ranks: int, taught: Tra
     student, teacher = (logits_of(path, rows) for path in (policy, other))
     counts = rows.loss_mask.sum(1)
     is_far = torch.tensor([source == "far" for source in sources]).repeat_interleave(counts)
-    wanted = dense(student, teacher, trainer.algorithm.distillation).float() * is_far
+    expected = dense(student, teacher, trainer.algorithm.distillation).float() * is_far
     objective = policy_objective(trainer.algorithm, has_teacher=True)
     group = spread.start(partial(PolicyWorker, trainer, objective), ranks, trainer.strategy, replicas(ranks))
-    said = await LearnerGroup(group, objective, replicas=replicas(ranks)).update(rows.carrying(**extras))
-    assert said["teacher_divergence"] == pytest.approx(wanted.mean().item(), abs=1e-5)
+    metrics = await LearnerGroup(group, objective, replicas=replicas(ranks)).update(rows.carrying(**extras))
+    assert metrics["teacher_divergence"] == pytest.approx(expected.mean().item(), abs=1e-5)
 
 
 async def trained(learner: Any, rows: TrainingBatch) -> tuple[list[Metrics], dict[str, Tensor]]:
@@ -191,15 +192,15 @@ async def test_updates_are_alike_packed_or_padded_and_on_any_number_of_ranks(
     changes: dict[str, Any], ranks: int, taught: TrainerConfig, spread: Spread
 ) -> None:
     rows, objective = await with_states(taught), policy_objective(taught.algorithm, has_teacher=True)
-    wanted, weights = await trained(PolicyWorker(taught, objective), rows)
+    expected, weights = await trained(PolicyWorker(taught, objective), rows)
     trainer = changed(taught, changes)
     together = replicas(ranks, inner=trainer.policy.sequence_parallel_size * trainer.policy.tensor_parallel_size)
     group = spread.start(partial(PolicyWorker, trainer, objective), ranks, trainer.strategy, together)
-    found, others = await trained(LearnerGroup(group, objective, replicas=together), rows)
-    for one, other in zip(wanted, found, strict=True):
+    metrics, others = await trained(LearnerGroup(group, objective, replicas=together), rows)
+    for one, other in zip(expected, metrics, strict=True):
         assert_same_numbers(one, other)
     assert_same_weights(weights, others)
-    assert found[-1]["teacher_divergence"] < found[0]["teacher_divergence"]
+    assert metrics[-1]["teacher_divergence"] < metrics[0]["teacher_divergence"]
 
 
 LIKELY: dict[str, Any] = {"algorithm.distillation.top_k": 5, "algorithm.distillation.min_logprob": -6.0}
@@ -220,9 +221,11 @@ def alone(worker: Any) -> ScorerGroup[Any]:
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("how", ["teacher", "student", "intersection", "union"])
-async def test_the_loss_of_a_batch_has_the_divergence_over_the_chosen_tokens(how: str, taught: TrainerConfig) -> None:
-    trainer = changed(taught, {**LIKELY, "algorithm.distillation.top_k_of": how})
+@pytest.mark.parametrize("source", ["teacher", "student", "intersection", "union"])
+async def test_the_loss_of_a_batch_has_the_divergence_over_the_chosen_tokens(
+    source: str, taught: TrainerConfig
+) -> None:
+    trainer = changed(taught, {**LIKELY, "algorithm.distillation.top_k_of": source})
     objective = policy_objective(trainer.algorithm, has_teacher=True)
     learner = PolicyWorker(trainer, objective)
     rows = await of_likely_tokens(trainer, alone(TeacherWorker(trainer)), alone(learner))
@@ -231,7 +234,7 @@ async def test_the_loss_of_a_batch_has_the_divergence_over_the_chosen_tokens(how
         for model in (trainer.policy.model, trainer.teacher.model)
     )
     width = student.shape[1]  # the teacher's matrix has more rows, whose tokens do not count
-    sets = [(each.topk(5).indices, torch.zeros_like(each, dtype=torch.bool)) for each in (teacher, student)]
+    sets = [(logprobs.topk(5).indices, torch.zeros_like(logprobs, dtype=torch.bool)) for logprobs in (teacher, student)]
     of_teacher, of_student = (mask.scatter(1, ids, True)[:, :width] for ids, mask in sets)
     teacher = teacher[:, :width]
     chosen = {
@@ -239,20 +242,20 @@ async def test_the_loss_of_a_batch_has_the_divergence_over_the_chosen_tokens(how
         "student": of_student,
         "intersection": of_teacher & of_student,
         "union": of_teacher | of_student,
-    }[how]
+    }[source]
     ids = rows.extras[TEACHER_IDS]
     assert ids.counts.tolist() == rows.loss_mask.sum(1).tolist()
     for mask, listed in zip(chosen, ids.values, strict=True):
         assert set(mask.nonzero().squeeze(1).tolist()) == {token for token in listed.tolist() if 0 <= token < width}
-    said = await learner.update(rows)
-    p, q = (torch.where(chosen, each.exp(), 0.0) for each in (student, teacher))
-    p, q = (torch.cat([each, 1 - each.sum(1, keepdim=True)], 1).clamp(min=math.exp(-6.0)) for each in (p, q))
+    metrics = await learner.update(rows)
+    p, q = (torch.where(chosen, logprobs.exp(), 0.0) for logprobs in (student, teacher))
+    p, q = (torch.cat([probs, 1 - probs.sum(1, keepdim=True)], 1).clamp(min=math.exp(-6.0)) for probs in (p, q))
     kept = torch.nn.functional.pad(chosen, (0, 1), value=True)
     m = 0.7 * p + 0.3 * q
-    wanted = (torch.where(kept, 0.3 * q * (q / m).log() + 0.7 * p * (p / m).log(), 0.0)).sum(1)
-    assert said["teacher_divergence"] == pytest.approx(wanted.mean().item(), abs=1e-5)
+    expected = (torch.where(kept, 0.3 * q * (q / m).log() + 0.7 * p * (p / m).log(), 0.0)).sum(1)
+    assert metrics["teacher_divergence"] == pytest.approx(expected.mean().item(), abs=1e-5)
     low = ((student < -6.0) & chosen).sum(1) / chosen.sum(1).clamp(min=1)
-    assert said["teacher_logprobs_clamped"] == pytest.approx(low.mean().item(), abs=1e-6)
+    assert metrics["teacher_logprobs_clamped"] == pytest.approx(low.mean().item(), abs=1e-6)
 
 
 @pytest.mark.long
@@ -275,18 +278,18 @@ async def test_likely_tokens_teach_alike_packed_or_padded_and_on_any_number_of_r
     objective = policy_objective(taught.algorithm, has_teacher=True)
     teacher, policy = alone(TeacherWorker(taught)), PolicyWorker(taught, objective)
     rows = await of_likely_tokens(taught, teacher, alone(policy))
-    wanted, weights = await trained(policy, rows)
+    expected, weights = await trained(policy, rows)
     trainer = changed(taught, changes)
     together = replicas(ranks, inner=trainer.policy.sequence_parallel_size * trainer.policy.tensor_parallel_size)
     group = spread.start(partial(PolicyWorker, trainer, objective), ranks, trainer.strategy, together)
     learner = LearnerGroup(group, objective, replicas=together)
     others = await of_likely_tokens(trainer, teacher, learner)
     assert torch.equal(others.extras[TEACHER_IDS].values, rows.extras[TEACHER_IDS].values)
-    found, weights_there = await trained(learner, others)
-    for one, other in zip(wanted, found, strict=True):
+    metrics, weights_there = await trained(learner, others)
+    for one, other in zip(expected, metrics, strict=True):
         assert_same_numbers(one, other)
     assert_same_weights(weights, weights_there)
-    assert found[-1]["teacher_divergence"] < found[0]["teacher_divergence"]
+    assert metrics[-1]["teacher_divergence"] < metrics[0]["teacher_divergence"]
 
 
 async def test_models_that_cap_their_logits_are_refused(taught: TrainerConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,15 +55,15 @@ async def test_weights_that_are_rounded_before_they_travel_are_those_that_are_ro
 
 
 def test_weights_are_on_their_way_as_far_as_the_bytes_go() -> None:
-    taken: list[int] = []
+    consumed: list[int] = []
 
     def items() -> Iterator[int]:
         for size in (3, 4, 2, 9, 1):
-            taken.append(size)
+            consumed.append(size)
             yield size
 
     flying = prefetched(items(), lambda size: size, 6)
-    seen = [(item, list(taken)) for item in flying]
+    seen = [(item, list(consumed)) for item in flying]
     assert [item for item, _ in seen] == [3, 4, 2, 9, 1]
     assert seen[0] == (3, [3, 4])  # the second is on its way while the first is used
     assert seen[1] == (4, [3, 4, 2, 9])

@@ -54,8 +54,8 @@ def test_the_input_of_each_layer_goes_and_comes_once_and_the_gradient_is_the_sam
     expected = gradients(worker(small, gradient_checkpointing_use_reentrant=reentrant))
     monkeypatch.setattr(learning_worker, "HostActivations", Copying)
     monkeypatch.setattr(Copying, "log", ([], []))
-    found = gradients(worker(small, gradient_checkpointing_use_reentrant=reentrant, offload_activations=True))
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    grads = gradients(worker(small, gradient_checkpointing_use_reentrant=reentrant, offload_activations=True))
+    assert all(torch.equal(one, other) for one, other in zip(grads, expected, strict=True))
     went, came = Copying.log
     assert len(went) == 3 * 2  # three micro-batches of two rows, two layers
     assert all(shape[-1] == 32 for shape in went)  # hidden states
@@ -74,22 +74,22 @@ def test_on_a_gpu_the_gradient_is_the_same_and_small_tensors_stay(
     monkeypatch.setattr(host_activations, "SMALLEST", 1)
     trainer = attrs.evolve(small, device="cuda")
     expected = gradients(worker(trainer))
-    found = gradients(worker(trainer, offload_activations=True))
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    grads = gradients(worker(trainer, offload_activations=True))
+    assert all(torch.equal(one, other) for one, other in zip(grads, expected, strict=True))
     monkeypatch.undo()
     assert not HostActivations().wants(torch.ones(8, device="cuda", requires_grad=True) * 2)
 
 
 @pytest.mark.gpu
 def test_a_gpu_has_the_memory_of_what_waits_on_the_host() -> None:
-    held = HostActivations()
+    activations = HostActivations()
     leaf = torch.ones(64, 2**20, device="cuda", requires_grad=True)
     grown = leaf * 2
-    kept = held._pack(grown)
+    kept = activations._pack(grown)
     assert isinstance(kept, tuple) and kept[0].is_pinned()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     expected = grown.detach().cpu()
     del grown
     assert before - torch.cuda.memory_allocated() == 64 * 2**20 * 4
-    assert torch.equal(held._unpack(kept).cpu(), expected)
+    assert torch.equal(activations._unpack(kept).cpu(), expected)

@@ -34,11 +34,11 @@ def settings(**changes: Any) -> OptimizerConfig:
 
 def scales(config: OptimizerConfig, finite: str) -> list[float]:
     """The scale after each step; "x" marks one whose gradient is not finite."""
-    scale, found = LossScale(config), []
+    scale, values = LossScale(config), []
     for step in finite:
         scale.adapt(finite=step != "x")
-        found.append(scale.value)
-    return found
+        values.append(scale.value)
+    return values
 
 
 def test_the_scale_doubles_after_a_window_of_finite_gradients() -> None:
@@ -107,9 +107,9 @@ def test_other_models_have_settings_of_their_own() -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 async def test_gradients_in_float16_stay_near_those_in_float32(ranks: int, spread: Spread) -> None:
     scaled = {FSDP + "mixed_precision": HALF, "policy.optimizer_config.initial_loss_scale": 512.0}
-    alone, half = spread.policy({}, 1), spread.policy(scaled, ranks)
+    full, half = spread.policy({}, 1), spread.policy(scaled, ranks)
     for step in range(2):
-        one, other = await alone.update(mini_batch(step)), await half.update(mini_batch(step))
+        one, other = await full.update(mini_batch(step)), await half.update(mini_batch(step))
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=0.05)
         assert other["grad_norm"] != pytest.approx(one["grad_norm"], rel=1e-6)
         assert other["loss_scale"] == 512 and other["skipped_updates"] == 0
@@ -141,14 +141,14 @@ OVERFLOWING = {
 async def test_a_step_that_overflows_lowers_the_scale_until_one_is_taken(ranks: int, spread: Spread) -> None:
     learner = spread.policy(OVERFLOWING, ranks)
     before = await weights_of(learner)
-    found = await learner.update(mini_batch(0))
-    assert (found["loss_scale"], found["skipped_updates"]) == (2.0**32, 1)
+    metrics = await learner.update(mini_batch(0))
+    assert (metrics["loss_scale"], metrics["skipped_updates"]) == (2.0**32, 1)
     assert all(torch.equal(weight, before[name]) for name, weight in (await weights_of(learner)).items())
-    while found["skipped_updates"]:
-        scale = found["loss_scale"]
-        found = await learner.update(mini_batch(0))
-        assert found["loss_scale"] == scale / 2
-    assert 1 < found["loss_scale"] < 2.0**32
+    while metrics["skipped_updates"]:
+        scale = metrics["loss_scale"]
+        metrics = await learner.update(mini_batch(0))
+        assert metrics["loss_scale"] == scale / 2
+    assert 1 < metrics["loss_scale"] < 2.0**32
 
 
 async def test_a_scale_resumes_with_its_learner(spread: Spread, tmp_path: Path) -> None:

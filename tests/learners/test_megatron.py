@@ -141,17 +141,17 @@ def spread(processes: Pool, small: TrainerConfig) -> Spread:
 
 
 @pytest.fixture(scope="module")
-def alone(spread: Spread) -> Trained:
+def baseline(spread: Spread) -> Trained:
     return asyncio.run(course(spread.alone({})))
 
 
 @pytest.mark.parametrize("name", long_except(WAYS | VARIANTS, "TP2 x PP2", "CP2"))
-async def test_five_steps_are_those_of_one_process(name: str, spread: Spread, alone: Trained) -> None:
+async def test_five_steps_are_those_of_one_process(name: str, spread: Spread, baseline: Trained) -> None:
     other = await course(spread.policy(*(WAYS | VARIANTS)[name]))
-    for one, two in zip(alone.metrics, other.metrics, strict=True):
+    for one, two in zip(baseline.metrics, other.metrics, strict=True):
         assert_same_numbers(one, two)
-    assert_same_weights(alone.weights, other.weights)
-    torch.testing.assert_close(other.scores, alone.scores, atol=2e-5, rtol=1e-5)
+    assert_same_weights(baseline.weights, other.weights)
+    torch.testing.assert_close(other.scores, baseline.scores, atol=2e-5, rtol=1e-5)
 
 
 PADDING = 258
@@ -215,7 +215,7 @@ async def test_models_of_other_kinds_are_converted_both_ways_and_learn_alike(
     ],
 )
 async def test_a_state_goes_on_with_other_degrees_and_under_fsdp2(
-    saved: str | None, loaded: str | None, spread: Spread, alone: Trained, tmp_path: Path
+    saved: str | None, loaded: str | None, spread: Spread, baseline: Trained, tmp_path: Path
 ) -> None:
     first = spread.fsdp2() if saved is None else spread.policy(*WAYS[saved])
     for step in range(3):
@@ -225,8 +225,8 @@ async def test_a_state_goes_on_with_other_degrees_and_under_fsdp2(
     await second.update(mini_batch(9))  # what is there before is replaced
     await second.load_state(tensors, numbers)
     for step in (3, 4):
-        assert_same_numbers(alone.metrics[step], await second.update(mini_batch(step)))
-    assert_same_weights(alone.weights, await weights_of(second))
+        assert_same_numbers(baseline.metrics[step], await second.update(mini_batch(step)))
+    assert_same_weights(baseline.weights, await weights_of(second))
 
 
 @pytest.mark.parametrize("name", long_except(["2 replicas", "TP2 x PP2"], "2 replicas"))
@@ -292,14 +292,14 @@ async def test_a_model_that_does_not_learn_scores_alike(
 @pytest.mark.long
 @pytest.mark.parametrize("name", long_except(["2 replicas", "TP2 x PP2"], "2 replicas"))
 async def test_computing_in_bfloat16_stays_near_float32_and_keeps_weights_in_float32(
-    name: str, spread: Spread, alone: Trained, tmp_path: Path
+    name: str, spread: Spread, baseline: Trained, tmp_path: Path
 ) -> None:
     changes, ranks = WAYS[name]
     learner = spread.policy({**changes, "compute_dtype": "bfloat16"}, ranks)
     before = await weights_of(learner)
     first = await learner.update(mini_batch(0))
-    assert first["grad_norm"] == pytest.approx(alone.metrics[0]["grad_norm"], rel=0.05)
-    assert first["grad_norm"] != pytest.approx(alone.metrics[0]["grad_norm"], rel=1e-5)
+    assert first["grad_norm"] == pytest.approx(baseline.metrics[0]["grad_norm"], rel=0.05)
+    assert first["grad_norm"] != pytest.approx(baseline.metrics[0]["grad_norm"], rel=1e-5)
     tensors, numbers = await stored(learner, tmp_path)
     undisturbed = await learner.update(mini_batch(1)), await weights_of(learner)
     await learner.load_state(tensors, numbers)
@@ -344,15 +344,15 @@ async def test_an_adapter_learns_as_in_one_process(name: str, spread: Spread) ->
 async def test_adapters_with_a_factor_in_common_learn_alike_on_any_ranks(name: str, spread: Spread) -> None:
     changes, ranks = WAYS[name]
     courses = []
-    for way, size in (({}, 1), (changes, ranks)):
-        learner = spread.policy(way | ADAPTER, size)
+    for strategy, size in (({}, 1), (changes, ranks)):
+        learner = spread.policy(strategy | ADAPTER, size)
         numbers = [await learner.update(mini_batch(step)) for step in range(3)]
         courses.append((numbers, await learner.export_weights(copies, adapter=True)))
     (one, adapter), (other, same) = courses
-    for expected, found in zip(one, other, strict=True):
-        assert_same_numbers(expected, found)
+    for expected, metrics in zip(one, other, strict=True):
+        assert_same_numbers(expected, metrics)
     assert_same_weights(adapter, same)
-    query, key, value = (f"base_model.model.model.layers.1.self_attn.{each}_proj.lora_A.weight" for each in "qkv")
+    query, key, value = (f"base_model.model.model.layers.1.self_attn.{letter}_proj.lora_A.weight" for letter in "qkv")
     assert torch.equal(same[query], same[key]) and torch.equal(same[query], same[value])
     assert not torch.equal(same[key.replace("_A", "_B")], same[value.replace("_A", "_B")])
 
@@ -422,9 +422,9 @@ async def test_a_critic_learns_returns_as_in_one_process(
     assert losses[-1] < losses[0] / 2
     scores = await one.score(rows)
     torch.testing.assert_close(await critic.score(rows), scores, atol=1e-4, rtol=1e-4)
-    names = [each for each, _ in await critic.shapes()]
+    names = [key for key, _ in await critic.shapes()]
     assert names[-1] == "value_head.weight" and "lm_head.weight" not in names
     tensors, numbers = await stored(critic, tmp_path)
-    again = CriticWorker(changed(small, adapter), ReturnRegression(value_clip=None))
-    again.load_state(tensors, numbers)
-    torch.testing.assert_close(await again.score(rows), scores, atol=1e-4, rtol=1e-4)
+    restored = CriticWorker(changed(small, adapter), ReturnRegression(value_clip=None))
+    restored.load_state(tensors, numbers)
+    torch.testing.assert_close(await restored.score(rows), scores, atol=1e-4, rtol=1e-4)

@@ -92,17 +92,17 @@ def mixture(processes: Pool, small: TrainerConfig, tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture(scope="module")
-def alone(mixture: Spread) -> Trained:
+def baseline(mixture: Spread) -> Trained:
     return asyncio.run(routed_course(mixture.alone({})))
 
 
 @pytest.mark.parametrize("name", long_except(WAYS, "EP2"))
-async def test_five_steps_are_those_of_one_process(name: str, mixture: Spread, alone: Trained) -> None:
+async def test_five_steps_are_those_of_one_process(name: str, mixture: Spread, baseline: Trained) -> None:
     other = await routed_course(mixture.policy(*WAYS[name]))
-    for one, two in zip(alone.metrics, other.metrics, strict=True):
+    for one, two in zip(baseline.metrics, other.metrics, strict=True):
         assert_same_numbers(one, two)
-    assert_same_weights(alone.weights, other.weights)
-    torch.testing.assert_close(other.scores, alone.scores, atol=2e-5, rtol=1e-5)
+    assert_same_weights(baseline.weights, other.weights)
+    torch.testing.assert_close(other.scores, baseline.scores, atol=2e-5, rtol=1e-5)
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], int, int]] = {
@@ -145,7 +145,7 @@ async def test_mixtures_of_other_kinds_are_converted_both_ways_and_learn_alike(
     ],
 )
 async def test_a_state_goes_on_with_other_degrees_and_under_fsdp2(
-    saved: str | None, loaded: str | None, mixture: Spread, alone: Trained, tmp_path: Path
+    saved: str | None, loaded: str | None, mixture: Spread, baseline: Trained, tmp_path: Path
 ) -> None:
     first = mixture.fsdp2() if saved is None else mixture.policy(*WAYS[saved])
     for step in range(3):
@@ -154,8 +154,8 @@ async def test_a_state_goes_on_with_other_degrees_and_under_fsdp2(
     second = mixture.fsdp2() if loaded is None else mixture.policy(*WAYS[loaded])
     await second.load_state(tensors, numbers)
     for step in (3, 4):
-        assert_same_numbers(alone.metrics[step], await second.update(rows(step)))
-    assert_same_weights(alone.weights, await weights_of(second))
+        assert_same_numbers(baseline.metrics[step], await second.update(rows(step)))
+    assert_same_weights(baseline.weights, await weights_of(second))
 
 
 @pytest.mark.long
@@ -201,9 +201,9 @@ async def test_biases_of_experts_move_are_stored_and_stay_where_a_step_is_left_o
     assert {abs(float(value)) for name in names for value in tensors.read(name)} <= {0.0, 0.25}
     assert all(tensors.read(name).any() for name in names)
     scores = await learner.score(routed(batch(7)))
-    again = mixture.policy(changes | BIASED | faster, ranks)
-    await again.load_state(tensors, numbers)
-    assert torch.equal(await again.score(routed(batch(7))), scores)
+    restored = mixture.policy(changes | BIASED | faster, ranks)
+    await restored.load_state(tensors, numbers)
+    assert torch.equal(await restored.score(routed(batch(7))), scores)
     without = mixture.policy(changes | {TABLE + "moe_router_score_function": "sigmoid"}, ranks)
     await without.load_state(tensors, numbers)
     assert not torch.allclose(await without.score(routed(batch(7))), scores, atol=1e-3)
@@ -269,12 +269,12 @@ async def test_adapters_learn_beside_experts_that_stay(name: str, mixture: Sprea
 
 @pytest.mark.long
 async def test_computing_in_bfloat16_stays_near_float32_and_keeps_weights_in_float32(
-    mixture: Spread, alone: Trained, tmp_path: Path
+    mixture: Spread, baseline: Trained, tmp_path: Path
 ) -> None:
     changes, ranks = WAYS["EP2 x DP2"]
     learner = mixture.policy({**changes, "compute_dtype": "bfloat16"}, ranks)
     first = await learner.update(rows(0))
-    assert first["policy_loss"] == pytest.approx(alone.metrics[0]["policy_loss"], rel=0.3)
+    assert first["policy_loss"] == pytest.approx(baseline.metrics[0]["policy_loss"], rel=0.3)
     tensors, numbers = await stored(learner, tmp_path)
     undisturbed = await learner.update(rows(1)), await weights_of(learner)
     await learner.load_state(tensors, numbers)

@@ -112,20 +112,20 @@ def mixture(pool: Pool, small: TrainerConfig, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
-def alone(mixture: Spread) -> Trained:
+def baseline(mixture: Spread) -> Trained:
     return asyncio.run(routed_course(mixture.policy({}, 1)))
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", long_except(WAYS, "2x2 ranks spread experts"))
 async def test_five_steps_with_spread_experts_are_those_of_one_process(
-    name: str, mixture: Spread, alone: Trained
+    name: str, mixture: Spread, baseline: Trained
 ) -> None:
     other = await routed_course(mixture.policy(*WAYS[name]))
-    for one, two in zip(alone.metrics, other.metrics, strict=True):
+    for one, two in zip(baseline.metrics, other.metrics, strict=True):
         assert_same_numbers(one, two)
-    assert_same_weights(alone.weights, other.weights)
-    torch.testing.assert_close(other.scores, alone.scores, atol=2e-5, rtol=1e-5)
+    assert_same_weights(baseline.weights, other.weights)
+    torch.testing.assert_close(other.scores, baseline.scores, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.long
@@ -134,7 +134,7 @@ async def test_five_steps_with_spread_experts_are_those_of_one_process(
     [("2x2 ranks spread experts", None), pytest.param(None, "4 ranks spread experts", marks=pytest.mark.long)],
 )
 async def test_a_state_with_spread_experts_goes_on_in_one_process_and_back(
-    saved: str | None, loaded: str | None, mixture: Spread, alone: Trained, tmp_path: Path
+    saved: str | None, loaded: str | None, mixture: Spread, baseline: Trained, tmp_path: Path
 ) -> None:
     first = mixture.policy(*(WAYS[saved] if saved else ({}, 1)))
     for step in range(3):
@@ -143,28 +143,28 @@ async def test_a_state_with_spread_experts_goes_on_in_one_process_and_back(
     other = mixture.policy(*(WAYS[loaded] if loaded else ({}, 1)))
     await other.load_state(tensors, numbers)
     for step in (3, 4):
-        assert_same_numbers(alone.metrics[step], await other.update(routed(mini_batch(step))))
-    assert_same_weights(alone.weights, await weights_of(other))
+        assert_same_numbers(baseline.metrics[step], await other.update(routed(mini_batch(step))))
+    assert_same_weights(baseline.weights, await weights_of(other))
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "said"),
+    ("kind", "size", "message"),
     [
         ("mixtral", 4, None),
         ("qwen3", 2, "this model has no experts that ranks could share: set trainer.policy.expert_parallel_size = 1"),
     ],
 )
 def test_what_cannot_be_spread_is_refused(
-    kind: str, size: int, said: str | None, pool: Pool, small: TrainerConfig, tmp_path: Path
+    kind: str, size: int, message: str | None, pool: Pool, small: TrainerConfig, tmp_path: Path
 ) -> None:
     model = nano_model(kind)
     model.save_pretrained(tmp_path)
     values: dict[str, Any] = {"policy.model.path": str(tmp_path), EXPERTS: size}
     spread = Spread(pool, lambda ranks: pool, small)
-    if said is None:
+    if message is None:
         spread.policy(values, 4)
         return
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         spread.policy(values, size)
 
 
@@ -173,9 +173,9 @@ def test_one_kernel_for_all_experts_computes_the_products_of_each(sizes: tuple[i
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(9, 16, generator=generator).requires_grad_()
     matrices = torch.randn(4, 32, 16, generator=generator).requires_grad_()
-    found = []
+    outputs = []
     for product in (grouped_product, one_kernel):
         answer = product(rows, matrices, torch.tensor(sizes))
-        found.append((answer, *torch.autograd.grad(answer.square().sum(), (rows, matrices))))
-    for plain, fused in zip(*found, strict=True):
+        outputs.append((answer, *torch.autograd.grad(answer.square().sum(), (rows, matrices))))
+    for plain, fused in zip(*outputs, strict=True):
         torch.testing.assert_close(fused, plain, atol=1e-4, rtol=1e-5)

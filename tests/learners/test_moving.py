@@ -60,7 +60,7 @@ async def test_the_model_goes_first_then_two_slots_for_each_weight(small: Traine
     assert sorted(shapes[: len(parameters) + buffers]) == sorted(
         [*parameters, *(tuple(buffer.shape) for buffer in policy.model.buffers())]
     )
-    stepped = [tuple(each.shape) for group in policy.optimizer.param_groups for each in group["params"]]
+    stepped = [tuple(parameter.shape) for group in policy.optimizer.param_groups for parameter in group["params"]]
     assert sorted(stepped) == sorted(parameters)
     assert shapes[len(parameters) + buffers :] == [*(shape for shape in stepped for _ in range(2)), ()]  # all settled
     assert all(parameter.grad is None for parameter in policy.model.parameters())
@@ -77,9 +77,9 @@ async def test_each_rank_moves_its_shards(pool: Pool, small: TrainerConfig) -> N
     objective = policy_objective(small.algorithm)
     learner = LearnerGroup(pool.start(partial(PolicyWorker, small, objective, mover=Recorder()), 2), objective)
     await learner.update(batch().with_fields(ref_logprobs=torch.zeros(6, 12)))
-    whole = worker(small)
-    assert await learner.offload() == 3 * size_of(whole) + 2 * buffers_of(whole)
-    assert await learner.onload(optimizer=False) == size_of(whole) + 2 * buffers_of(whole)
+    unsharded = worker(small)
+    assert await learner.offload() == 3 * size_of(unsharded) + 2 * buffers_of(unsharded)
+    assert await learner.onload(optimizer=False) == size_of(unsharded) + 2 * buffers_of(unsharded)
 
 
 async def test_on_a_cpu_nothing_moves_and_learning_goes_on(small: TrainerConfig) -> None:

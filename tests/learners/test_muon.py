@@ -14,10 +14,10 @@ from tests.inference.nano import nano_model
 def test_muon_steps_the_matrices_between_embeddings_and_head() -> None:
     model = nano_model()
     inner = hidden_matrices(model)
-    named = {name.split(".", 3)[-1] for name, each in model.named_parameters() if each in inner}
+    named = {name.split(".", 3)[-1] for name, parameter in model.named_parameters() if parameter in inner}
     projections = {
-        *(f"self_attn.{each}_proj.weight" for each in "qkvo"),
-        *(f"mlp.{each}_proj.weight" for each in ("up", "gate", "down")),
+        *(f"self_attn.{letter}_proj.weight" for letter in "qkvo"),
+        *(f"mlp.{kind}_proj.weight" for kind in ("up", "gate", "down")),
     }
     assert named == projections
 

@@ -84,7 +84,7 @@ async def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all(name:
 
 @pytest.mark.parametrize(
     "name",
-    long_except(["one process", "FSDP2 on 2 ranks", *(way for way in WAYS if "ZeRO" in way)], "FSDP2 on 2 ranks"),
+    long_except(["one process", "FSDP2 on 2 ranks", *(name for name in WAYS if "ZeRO" in name)], "FSDP2 on 2 ranks"),
 )
 async def test_an_infinite_loss_with_a_finite_gradient_on_one_rank_is_skipped_on_all(name: str, spread: Spread) -> None:
     changes, ranks = WAYS.get(name, ({}, 1))
@@ -97,8 +97,8 @@ async def test_an_infinite_loss_with_a_finite_gradient_on_one_rank_is_skipped_on
         advantages=torch.where(last & good.loss_mask, -1e36, good.advantages),
         old_logprobs=torch.where(last & good.loss_mask, -90.0, good.old_logprobs),  # e^20 and no gradient
     )
-    found = await learner.update(bad)
-    assert (found["policy_loss"], found["skipped_updates"]) == (float("inf"), 1.0)
+    metrics = await learner.update(bad)
+    assert (metrics["policy_loss"], metrics["skipped_updates"]) == (float("inf"), 1.0)
     assert_same_weights(before, await weights_of(learner))
     with pytest.raises(NonFiniteError, match=r"gradient norm is nan \(2 times in a row"):
         await learner.update(bad)

@@ -29,8 +29,8 @@ def critic(trainer: TrainerConfig, *, clip: float | None = None, kind: type = No
 def returns(size: float) -> TrainingBatch:
     """Eight rows whose returns are `size` and three times that in turn."""
     rows = batch(8)
-    each = torch.where(torch.arange(8) % 2 == 0, size, 3 * size).unsqueeze(1)
-    return rows.with_fields(returns=torch.where(rows.loss_mask, each, 0.0))
+    values = torch.where(torch.arange(8) % 2 == 0, size, 3 * size).unsqueeze(1)
+    return rows.with_fields(returns=torch.where(rows.loss_mask, values, 0.0))
 
 
 async def losses(
@@ -79,14 +79,14 @@ async def test_clipping_compares_what_the_model_predicted_however_the_moments_mo
 
 async def test_metrics_of_values_are_in_the_units_of_returns(small: TrainerConfig) -> None:
     learner, rows = critic(small), returns(1000.0)
-    found: Metrics = await learner.update(rows)
+    metrics: Metrics = await learner.update(rows)
     assert rows.returns is not None
     seen = rows.returns[rows.loss_mask]
-    assert found["return_mean"] == pytest.approx(seen.mean().item(), rel=1e-5)
-    assert found["return_std"] == pytest.approx(seen.std(correction=0).item(), rel=1e-5)
-    assert found["critic_values_mean"] == pytest.approx(found["return_mean"], rel=0.2)
-    assert found["critic_values_min"] <= found["critic_values_mean"] <= found["critic_values_max"]
-    assert 0 < found["critic_values_std"] < 1000
+    assert metrics["return_mean"] == pytest.approx(seen.mean().item(), rel=1e-5)
+    assert metrics["return_std"] == pytest.approx(seen.std(correction=0).item(), rel=1e-5)
+    assert metrics["critic_values_mean"] == pytest.approx(metrics["return_mean"], rel=0.2)
+    assert metrics["critic_values_min"] <= metrics["critic_values_mean"] <= metrics["critic_values_max"]
+    assert 0 < metrics["critic_values_std"] < 1000
 
 
 async def test_moments_resume_with_their_critic(small: TrainerConfig, tmp_path: Path) -> None:
@@ -98,5 +98,5 @@ async def test_moments_resume_with_their_critic(small: TrainerConfig, tmp_path: 
     await other.load_state(stored, numbers)
     assert other.scale == learner.scale
     assert torch.equal(await other.score(returns(1.0)), await learner.score(returns(1.0)))
-    await other.load_state(stored, {name: each for name, each in numbers.items() if name != "return_scale"})
+    await other.load_state(stored, {name: number for name, number in numbers.items() if name != "return_scale"})
     assert other.scale.std == 1

@@ -61,8 +61,8 @@ async def test_sharded_layers_by_onednn_learn_as_plain_ones_do(
     learner = LearnerGroup[Counting](ranks, objective)
     before = min([await handle.call(Counting.counted) for handle in ranks.handles])
     for _ in range(3):
-        wanted, found = await plain.update(rows), await learner.update(rows)
-        assert found == {name: pytest.approx(value, rel=1e-5, abs=1e-5) for name, value in wanted.items()}
+        expected, metrics = await plain.update(rows), await learner.update(rows)
+        assert metrics == {name: pytest.approx(value, rel=1e-5, abs=1e-5) for name, value in expected.items()}
     after = min([await handle.call(Counting.counted) for handle in ranks.handles])
     layers, micro_batches, passes = 2 * 7, 2, 4 if recomputing else 3
     assert after - before == 3 * layers * micro_batches * passes, "each linear layer of each rank ran by oneDNN"

@@ -46,7 +46,7 @@ async def test_sgd_learns_and_resumes_alike_however_its_model_is_spread(
         assert_same_numbers(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
     assert_same_weights(await weights_of(one), await weights_of(other))
     tensors, numbers = await stored(other, tmp_path)
-    assert not any(each.startswith("optimizer.") for each in tensors)
+    assert not any(key.startswith("optimizer.") for key in tensors)
     await other.update(mini_batch(9))
     await other.load_state(tensors, numbers)
     assert_same_numbers(await one.update(mini_batch(2)), await other.update(mini_batch(2)))
@@ -105,7 +105,7 @@ async def test_muon_learns_and_resumes_alike_however_its_matrices_are_spread(
     for step in range(2):
         assert_same_numbers(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
     tensors, numbers = await stored(other, tmp_path)
-    slots = {each.rpartition(".")[2] for each in tensors if each.startswith("optimizer.")}
+    slots = {key.rpartition(".")[2] for key in tensors if key.startswith("optimizer.")}
     assert slots == {"momentum_buffer", "step", "exp_avg", "exp_avg_sq"}
     undisturbed = await other.update(mini_batch(2)), await weights_of(other)
     await other.update(mini_batch(9))

@@ -44,9 +44,9 @@ def trainer(nano: Path, tmp_path: Path) -> TrainerConfig:
 def worker(trainer: TrainerConfig, **changes: Any) -> PolicyWorker:
     for path, value in changes.items():
         trainer = evolve_at(trainer, path.replace("__", "."), value)
-    made = PolicyWorker(trainer, policy_objective(trainer.algorithm))
-    made.optimizer.register_step_pre_hook(lambda *_: USED.update({made: _gradients(made)}))
-    return made
+    policy = PolicyWorker(trainer, policy_objective(trainer.algorithm))
+    policy.optimizer.register_step_pre_hook(lambda *_: USED.update({policy: _gradients(policy)}))
+    return policy
 
 
 def batch(rows: int = 6) -> TrainingBatch:
@@ -85,12 +85,12 @@ def _gradients(policy: PolicyWorker) -> Tensor:
     "changes", [{"micro_train_batch_size_per_gpu": n} for n in (2, 3)] + [{"use_sample_packing": False}]
 )
 async def test_micro_batches_and_packing_change_neither_loss_nor_gradient(trainer: TrainerConfig, changes: Any) -> None:
-    whole, other = worker(trainer, micro_train_batch_size_per_gpu=6), worker(trainer, **changes)
-    one, two = await whole.update(batch()), await other.update(batch())
+    unsplit, other = worker(trainer, micro_train_batch_size_per_gpu=6), worker(trainer, **changes)
+    one, two = await unsplit.update(batch()), await other.update(batch())
     assert two["final_loss"] == pytest.approx(one["final_loss"], abs=1e-5)
     assert two["grad_norm"] == pytest.approx(one["grad_norm"], abs=1e-5, rel=1e-5)
     assert two["policy_entropy"] == pytest.approx(one["policy_entropy"], abs=1e-5)
-    torch.testing.assert_close(gradients(other), gradients(whole), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(gradients(other), gradients(unsplit), atol=1e-5, rtol=1e-4)
 
 
 async def test_scores_are_the_log_probabilities_of_each_row_alone(trainer: TrainerConfig) -> None:
@@ -151,13 +151,13 @@ async def test_metrics_cover_the_rows_that_are_not_learned(
         rollout_logprobs=-5 + torch.randn(rows.input_ids.shape, generator=numbers),
         advantages=rows.advantages * (torch.arange(6) % 2).unsqueeze(1),
     )
-    skipping, whole = worker(trainer), worker(trainer)
-    assert isinstance(whole.objective, PolicyObjective) and whole.objective.vanishes_without_advantage
-    whole.objective = evolve(whole.objective, vanishes_without_advantage=False)
+    skipping, full = worker(trainer), worker(trainer)
+    assert isinstance(full.objective, PolicyObjective) and full.objective.vanishes_without_advantage
+    full.objective = evolve(full.objective, vanishes_without_advantage=False)
     assert len(skipping.objective.weigh(rows)) == 3
-    one, two = await skipping.update(rows), await whole.update(rows)
+    one, two = await skipping.update(rows), await full.update(rows)
     assert one == pytest.approx(two, abs=1e-5, rel=1e-5)
-    torch.testing.assert_close(gradients(skipping), gradients(whole), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(gradients(skipping), gradients(full), atol=1e-6, rtol=1e-5)
 
 
 async def test_a_difference_in_rows_that_are_not_learned_shows_in_the_mean(trainer: TrainerConfig) -> None:
@@ -170,10 +170,10 @@ async def test_a_difference_in_rows_that_are_not_learned_shows_in_the_mean(train
     rows = rows.with_fields(
         rollout_logprobs=torch.where(is_learned, own, own - 5.0), advantages=rows.advantages * is_learned
     )
-    said = await policy.update(rows)
+    metrics = await policy.update(rows)
     of_others = (rows.loss_mask & ~is_learned).sum() / rows.loss_mask.sum()
-    assert said["rollout_train_logprobs_abs_diff_mean"] == pytest.approx(5.0 * of_others.item(), abs=1e-4)
-    assert said["rollout_train_logprobs_abs_diff_max"] == pytest.approx(5.0, abs=1e-4)
+    assert metrics["rollout_train_logprobs_abs_diff_mean"] == pytest.approx(5.0 * of_others.item(), abs=1e-4)
+    assert metrics["rollout_train_logprobs_abs_diff_max"] == pytest.approx(5.0, abs=1e-4)
 
 
 async def test_an_update_without_old_scores_is_the_one_with_the_current_ones(trainer: TrainerConfig) -> None:
@@ -262,7 +262,9 @@ counted.register_autograd(lambda ctx, gradient: gradient)
 async def test_attention_over_long_rows_is_not_computed_again(
     trainer: TrainerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = next(each for each in segment_attention.KERNELS if each.attend.__name__ == "_attend_per_segment")
+    kernel = next(
+        candidate for candidate in segment_attention.KERNELS if candidate.attend.__name__ == "_attend_per_segment"
+    )
     noting = evolve(kernel, attend=lambda *inputs: counted(kernel.attend(*inputs)))
     monkeypatch.setattr(segment_attention, "KERNELS", [noting])
     monkeypatch.setattr(schedule, "attention_operators", lambda: [torch.ops.skyrl_tests.counted.default])
@@ -300,9 +302,9 @@ async def test_a_model_whose_packed_rows_see_each_other_runs_unpacked_and_says_s
     BertLMHeadModel(bert(is_decoder=True)).save_pretrained(tmp_path / "bert")
     eager = {"policy__model__path": str(tmp_path / "bert"), "attention": "eager"}
     rows = evolve(batch(), input_ids=batch().input_ids % 64)
-    found = await worker(trainer, **eager).score(rows)
+    scores = await worker(trainer, **eager).score(rows)
     assert "policy: bert: rows run unpacked, with attention eager: packed rows differ from each row" in caplog.text
-    assert torch.equal(found, await worker(trainer, **eager, use_sample_packing=False).score(rows))
+    assert torch.equal(scores, await worker(trainer, **eager, use_sample_packing=False).score(rows))
 
 
 def bert(*, is_decoder: bool) -> BertConfig:
@@ -354,8 +356,8 @@ print(asyncio.run(worker.optimizer_step(StepSettings()))["grad_norm"] > 0)
 print(any(not torch.equal(old, new) for old, (_, new) in zip(before, worker.weights())))
 print([name for name in sys.modules if name.startswith(("skyrl.rollout", "skyrl.inference"))])
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert done.stdout.split("\n")[:3] == ["True", "True", "[]"]
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert result.stdout.split("\n")[:3] == ["True", "True", "[]"]
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -446,13 +448,13 @@ async def test_a_least_number_of_micro_batches_splits_groups_where_it_must_and_c
     trainer: TrainerConfig, least: int, passes: int
 ) -> None:
     """Two groups of three rows: two passes have a group each, four have rows, and there are six of them."""
-    whole = worker(trainer, max_tokens_per_microbatch=1000)
+    unsplit = worker(trainer, max_tokens_per_microbatch=1000)
     split = worker(trainer, max_tokens_per_microbatch=1000, min_microbatches=least)
     seen: list[int] = []
     split.model.register_forward_pre_hook(lambda *_: seen.append(1))
-    one, two = await whole.update(grouped()), await split.update(grouped())
+    one, two = await unsplit.update(grouped()), await split.update(grouped())
     assert two["final_loss"] == pytest.approx(one["final_loss"], abs=1e-5)
-    torch.testing.assert_close(gradients(split), gradients(whole), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(gradients(split), gradients(unsplit), atol=1e-5, rtol=1e-4)
     assert len(seen) == passes
 
 

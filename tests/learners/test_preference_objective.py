@@ -27,7 +27,7 @@ def drawn(sizes: tuple[int, ...], answers: int, seed: int = 0) -> tuple[Training
     generator = torch.Generator().manual_seed(seed)
     rows = len(sizes) * answers
     lengths = torch.randint(1, 6, (rows,), generator=generator)
-    exist = torch.tensor([place < size for size in sizes for place in range(answers)])
+    exist = torch.tensor([index < size for size in sizes for index in range(answers)])
     columns = torch.arange(8)
     mask = (columns >= 2) & (columns < 2 + lengths.unsqueeze(1)) & exist.unsqueeze(1)
     logprobs, reference = (torch.where(mask, -torch.rand(mask.shape, generator=generator) * 3, 0.0) for _ in range(2))
@@ -71,14 +71,14 @@ def test_a_ranking_counts_as_its_formula_says() -> None:
     batch, logprobs = drawn(SIZES, 4)
     assert batch.ref_logprobs is not None
     rewards = 0.3 * (logprobs - batch.ref_logprobs).sum(1).view(3, 4)
-    wanted = torch.stack(
+    expected = torch.stack(
         [
-            sum((own[place:].logsumexp(0) - own[place] for place in range(len(own))), torch.zeros(()))
+            sum((own[index:].logsumexp(0) - own[index] for index in range(len(own))), torch.zeros(()))
             for own in (rewards[item, :size] for item, size in enumerate(SIZES))
         ]
     ).mean()
     torch.testing.assert_close(
-        result(logprobs, batch, loss_type=("plackett_luce",), num_answers=4, beta=0.3)[0], wanted
+        result(logprobs, batch, loss_type=("plackett_luce",), num_answers=4, beta=0.3)[0], expected
     )
 
 
@@ -89,52 +89,54 @@ def test_a_loss_of_pairs_is_the_mean_over_all_pairs_of_a_list(more: dict[str, An
     batch, logprobs = drawn(SIZES, 4)
     losses, gradient = [], torch.zeros_like(logprobs)
     for item, size in enumerate(SIZES):
-        places = [(one, other) for one in range(size) for other in range(one + 1, size)]
+        pairs = [(one, other) for one in range(size) for other in range(one + 1, size)]
         of_pairs = [name for name in more.get("loss_type", ("sigmoid",)) if name != "sft"]
-        for one, other in places:
+        for one, other in pairs:
             rows = torch.tensor([4 * item + one, 4 * item + other])
-            alone = batch.select(rows)
-            pair = result(logprobs[rows, : alone.input_ids.shape[1]], alone, **{**more, "loss_type": tuple(of_pairs)})
-            losses.append(pair[0] / len(places) / len(SIZES))
-            gradient[rows, : pair[1].shape[1]] += pair[1] / len(places) / len(SIZES)
-    whole = result(logprobs, batch, **more, num_answers=4)
-    wanted = torch.stack(losses).sum()
+            pair_batch = batch.select(rows)
+            pair = result(
+                logprobs[rows, : pair_batch.input_ids.shape[1]], pair_batch, **{**more, "loss_type": tuple(of_pairs)}
+            )
+            losses.append(pair[0] / len(pairs) / len(SIZES))
+            gradient[rows, : pair[1].shape[1]] += pair[1] / len(pairs) / len(SIZES)
+    full = result(logprobs, batch, **more, num_answers=4)
+    expected = torch.stack(losses).sum()
     if "sft" in more.get("loss_type", ()):
         best = batch.loss_mask & (torch.arange(len(batch)) % 4 == 0).unsqueeze(1)
-        wanted = wanted - logprobs[best].mean()
+        expected = expected - logprobs[best].mean()
         gradient = gradient - best.float() / best.sum()
-    torch.testing.assert_close(whole[0], wanted)
-    torch.testing.assert_close(whole[1], gradient)
+    torch.testing.assert_close(full[0], expected)
+    torch.testing.assert_close(full[1], gradient)
 
 
 def test_the_cut_of_rankings_changes_nothing() -> None:
     batch, logprobs = drawn(SIZES, 4)
     settings: dict[str, Any] = {"loss_type": ("plackett_luce", "sigmoid", "sft"), "num_answers": 4}
-    whole = result(logprobs, batch, **settings)
+    full = result(logprobs, batch, **settings)
     objective = preference_objective(PreferenceConfig(**settings))
     prepared = weighed(objective, batch)
     cut = [(start, prepared.rows(start, start + 4)) for start in (0, 4, 8)]
     parts = [objective(logprobs[start : start + 4, : own.input_ids.shape[1]], own) for start, own in cut]
-    torch.testing.assert_close(torch.stack([loss for loss, _, _ in parts]).sum(), whole[0])
-    for name, value in whole[2].items():
+    torch.testing.assert_close(torch.stack([loss for loss, _, _ in parts]).sum(), full[0])
+    for name, value in full[2].items():
         torch.testing.assert_close(torch.stack([own[name] for _, own, _ in parts]).sum(), value)
 
 
 def test_lists_that_are_dealt_to_ranks_have_the_loss_of_one() -> None:
     batch, logprobs = drawn(SIZES, 4)
     settings: dict[str, Any] = {"loss_type": ("plackett_luce", "sigmoid", "sft"), "num_answers": 4}
-    whole = result(logprobs, batch, **settings)
+    full = result(logprobs, batch, **settings)
     objective = preference_objective(PreferenceConfig(**settings))
     carried = batch.with_fields(old_logprobs=logprobs)  # for its place in the shares
     shares = deal(weighed(objective, carried), 2, rows_of_an_item=4)
     assert [len(share) for share in shares] == [8, 8]  # the last list once more, without weight
-    found = []
+    results = []
     for share in shares:
         assert share.old_logprobs is not None
-        found.append(objective(torch.where(share.loss_mask, share.old_logprobs, 0.0), share))
-    torch.testing.assert_close(torch.stack([loss for loss, _, _ in found]).sum(), whole[0])
-    for name, value in whole[2].items():
-        torch.testing.assert_close(torch.stack([parts[name] for _, parts, _ in found]).sum(), value)
+        results.append(objective(torch.where(share.loss_mask, share.old_logprobs, 0.0), share))
+    torch.testing.assert_close(torch.stack([loss for loss, _, _ in results]).sum(), full[0])
+    for name, value in full[2].items():
+        torch.testing.assert_close(torch.stack([parts[name] for _, parts, _ in results]).sum(), value)
 
 
 def test_a_pair_counts_by_the_policys_own_probability_of_it() -> None:
@@ -144,9 +146,9 @@ def test_a_pair_counts_by_the_policys_own_probability_of_it() -> None:
     weights = means.view(2, 2).sum(1).exp()
     assert batch.ref_logprobs is not None
     ratios = (logprobs - batch.ref_logprobs).sum(1).view(2, 2)
-    wanted = (weights * -logsigmoid(0.1 * (ratios[:, 0] - ratios[:, 1]))).mean()
+    expected = (weights * -logsigmoid(0.1 * (ratios[:, 0] - ratios[:, 1]))).mean()
     loss, gradient, parts = result(logprobs, batch, entropy, use_weighting=True)
-    torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(parts["weight"], weights.mean())
     plain = result(logprobs, batch)
     torch.testing.assert_close(gradient.view(2, -1), plain[1].view(2, -1) * weights.unsqueeze(1))
@@ -157,9 +159,9 @@ def test_the_collision_entropy_is_that_of_the_whole_table(monkeypatch: pytest.Mo
     monkeypatch.setattr("skyrl.algorithms.linear_logprobs.LOGITS_AT_A_TIME", 5 * 31)
     generator = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn(23, 8, generator=generator), torch.randn(31, 8, generator=generator)
-    wanted = -(hidden @ weight.T / 1.5).softmax(1).square().sum(1).log()
-    torch.testing.assert_close(collision_entropy(hidden, weight, temperature=1.5), wanted)
-    torch.testing.assert_close(collision_entropy_of_logits(hidden @ weight.T, temperature=1.5), wanted)
+    expected = -(hidden @ weight.T / 1.5).softmax(1).square().sum(1).log()
+    torch.testing.assert_close(collision_entropy(hidden, weight, temperature=1.5), expected)
+    torch.testing.assert_close(collision_entropy_of_logits(hidden @ weight.T, temperature=1.5), expected)
 
 
 def doubled(pairs: Pairs, settings: PairSettings) -> Tensor:
@@ -175,8 +177,8 @@ def centred(pairs: Pairs, settings: PairSettings) -> Tensor:
 
 
 def misspelled(pairs: Any, settings: PairSettings) -> Tensor:
-    found: Tensor = pairs.c
-    return found
+    value: Tensor = pairs.c
+    return value
 
 
 OWN = f"{__file__}:doubled"
@@ -191,7 +193,7 @@ def test_a_loss_of_ones_own_is_added_like_any_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "why"),
+    ("loss", "reason"),
     [
         (summed, r"gives \(\) for three pairs, not a tensor with a number for each"),
         (centred, "depends on the other pairs of its micro-batch"),
@@ -199,7 +201,7 @@ def test_a_loss_of_ones_own_is_added_like_any_other() -> None:
         (misspelled, r"fails with three pairs: AttributeError: .*'c'"),
     ],
 )
-def test_a_loss_that_cannot_be_used_is_refused_before_the_start(loss: Any, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+def test_a_loss_that_cannot_be_used_is_refused_before_the_start(loss: Any, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
         tried("losses.py:mine", loss, PairSettings())
     tried("losses.py:mine", doubled, PairSettings())

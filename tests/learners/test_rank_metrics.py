@@ -10,10 +10,10 @@ from skyrl.learners.rank_metrics import Moments, RankMetrics, merge_metrics
 
 def test_moments_of_parts_are_those_of_the_whole() -> None:
     values = torch.tensor([1.0, 2.0, 4.0, 9.0, -3.0])
-    whole = Moments.from_tensor(values[:1]) + Moments.from_tensor(values[1:3]) + Moments.from_tensor(values[3:])
-    assert (whole.count, whole.largest) == (5, 9.0)
-    assert whole.mean == pytest.approx(2.6)
-    assert whole.std == pytest.approx(values.std(correction=0).item())
+    combined = Moments.from_tensor(values[:1]) + Moments.from_tensor(values[1:3]) + Moments.from_tensor(values[3:])
+    assert (combined.count, combined.largest) == (5, 9.0)
+    assert combined.mean == pytest.approx(2.6)
+    assert combined.std == pytest.approx(values.std(correction=0).item())
 
 
 def test_a_rank_without_tokens_changes_nothing() -> None:

@@ -39,7 +39,7 @@ def test_a_rendezvous_listens_on_loopback_unless_told_otherwise() -> None:
 def test_ranks_travel() -> None:
     with Rendezvous() as rendezvous:
         ranks = rendezvous.ranks("ref", 3)
-    assert [(each.rank, each.size, each.name) for each in ranks] == [(0, 3, "ref"), (1, 3, "ref"), (2, 3, "ref")]
+    assert [(rank.rank, rank.size, rank.name) for rank in ranks] == [(0, 3, "ref"), (1, 3, "ref"), (2, 3, "ref")]
     assert pickle.loads(pickle.dumps(ranks)) == ranks
 
 

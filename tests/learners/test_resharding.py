@@ -49,8 +49,8 @@ async def assert_resumes(
     expected = [(await first.update(mini_batch(step)))["final_loss"] for step in (3, 4)]
     then = start()
     await then.load_state(StoredTensors(Disk(folder), "saved", tuple(file.name for file in files)), numbers)
-    found = [(await then.update(mini_batch(step)))["final_loss"] for step in (3, 4)]
-    assert found == [pytest.approx(loss, rel=1e-6, abs=1e-6) for loss in expected]
+    losses = [(await then.update(mini_batch(step)))["final_loss"] for step in (3, 4)]
+    assert losses == [pytest.approx(loss, rel=1e-6, abs=1e-6) for loss in expected]
 
 
 @pytest.mark.parametrize("ranks", long_except([1, 4], 1))
@@ -60,13 +60,13 @@ async def test_fsdp2_goes_on_with_other_ranks(ranks: int, pool: Pool, small: Tra
 
 @pytest.mark.long
 async def test_ranks_that_shared_sequences_go_on_as_one(pool: Pool, small: TrainerConfig, tmp_path: Path) -> None:
-    way = FSDP2 | {SHARING: 2}
-    await assert_resumes(policy(pool, small, way, 2), lambda: policy(pool, small, FSDP2, 1), tmp_path)
+    strategy = FSDP2 | {SHARING: 2}
+    await assert_resumes(policy(pool, small, strategy, 2), lambda: policy(pool, small, FSDP2, 1), tmp_path)
 
 
 async def test_fsdp2_resumes_both_groups_of_weights(pool: Pool, small: TrainerConfig, tmp_path: Path) -> None:
-    way = FSDP2 | TWO_GROUPS
-    await assert_resumes(policy(pool, small, way, 2), lambda: policy(pool, small, way, 2), tmp_path)
+    strategy = FSDP2 | TWO_GROUPS
+    await assert_resumes(policy(pool, small, strategy, 2), lambda: policy(pool, small, strategy, 2), tmp_path)
 
 
 @pytest.mark.long
@@ -74,8 +74,8 @@ async def test_fsdp2_resumes_both_groups_of_weights(pool: Pool, small: TrainerCo
 async def test_deepspeed_resumes_both_groups_of_weights(
     stage: int, zero_pool: Pool, small: TrainerConfig, tmp_path: Path
 ) -> None:
-    way = {**DEEPSPEED, ZERO + "stage": stage} | TWO_GROUPS
-    await assert_resumes(policy(zero_pool, small, way, 2), lambda: policy(zero_pool, small, way, 2), tmp_path)
+    strategy = {**DEEPSPEED, ZERO + "stage": stage} | TWO_GROUPS
+    await assert_resumes(policy(zero_pool, small, strategy, 2), lambda: policy(zero_pool, small, strategy, 2), tmp_path)
 
 
 async def losses(learners: LearnerGroup[PolicyWorker]) -> list[float]:
@@ -83,8 +83,8 @@ async def losses(learners: LearnerGroup[PolicyWorker]) -> list[float]:
 
 
 async def test_both_groups_of_weights_learn_on_two_ranks_as_on_one(pool: Pool, small: TrainerConfig) -> None:
-    alone = await losses(policy(pool, small, TWO_GROUPS, 1))
-    assert await losses(policy(pool, small, FSDP2 | TWO_GROUPS, 2)) == pytest.approx(alone, abs=1e-5)
+    expected = await losses(policy(pool, small, TWO_GROUPS, 1))
+    assert await losses(policy(pool, small, FSDP2 | TWO_GROUPS, 2)) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.fixture(scope="module", params=[1, 4])
@@ -100,6 +100,6 @@ def zero_ranks(request: pytest.FixtureRequest) -> Iterator[tuple[Pool, int]]:
 async def test_deepspeed_goes_on_with_other_ranks(
     stage: int, zero_pool: Pool, zero_ranks: tuple[Pool, int], small: TrainerConfig, tmp_path: Path
 ) -> None:
-    way = {**DEEPSPEED, ZERO + "stage": stage}
+    strategy = {**DEEPSPEED, ZERO + "stage": stage}
     pool, ranks = zero_ranks
-    await assert_resumes(policy(zero_pool, small, way, 2), lambda: policy(pool, small, way, ranks), tmp_path)
+    await assert_resumes(policy(zero_pool, small, strategy, 2), lambda: policy(pool, small, strategy, ranks), tmp_path)

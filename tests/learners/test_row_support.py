@@ -45,11 +45,11 @@ BOUNDED = {
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """What is found about a configuration is kept; here the code changes."""
-    for each in (rows._difference, rows._copy, engine._fault):
-        each.cache_clear()
+    for function in (rows._difference, rows._copy, engine._fault):
+        function.cache_clear()
     yield
-    for each in (rows._difference, rows._copy, engine._fault):
-        each.cache_clear()
+    for function in (rows._difference, rows._copy, engine._fault):
+        function.cache_clear()
 
 
 def asked(family: str) -> Any:
@@ -58,28 +58,28 @@ def asked(family: str) -> Any:
 
 @pytest.mark.parametrize("family", BOUNDED)
 def test_bounded_attention_is_packed_and_shares_prompts(family: str) -> None:
-    found = row_support(asked(family), "sdpa", pack=True, share_prompts=True)
-    assert (found.attention, found.pack, found.share_prompts, found.reason) == (SEGMENTS, True, True, "")
+    support = row_support(asked(family), "sdpa", pack=True, share_prompts=True)
+    assert (support.attention, support.pack, support.share_prompts, support.reason) == (SEGMENTS, True, True, "")
 
 
 @pytest.mark.parametrize(("family", "lost"), BOUNDED.items())
 def test_a_bound_that_attention_loses_is_found(family: str, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention without it gives every layout other numbers; the rows then run as the model defines them."""
     lose(lost, monkeypatch)
-    found = row_support(asked(family), "sdpa", pack=True, share_prompts=True)
-    assert found.attention != SEGMENTS
-    assert "differ from each row alone by" in found.reason
+    support = row_support(asked(family), "sdpa", pack=True, share_prompts=True)
+    assert support.attention != SEGMENTS
+    assert "differ from each row alone by" in support.reason
 
 
 def lose(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the remedy for one kind of bound away."""
     if lost in ("window", "chunk"):
-        whole = segment_attention.key_bounds_of
+        original = segment_attention.key_bounds_of
 
         def shorter(module: torch.nn.Module, window: int | None) -> KeyBounds:
-            found = whole(module, window)
+            bounds = original(module, window)
             return KeyBounds(
-                window=None if lost == "window" else found.window, chunk=None if lost == "chunk" else found.chunk
+                window=None if lost == "window" else bounds.window, chunk=None if lost == "chunk" else bounds.chunk
             )
 
         monkeypatch.setattr(segment_attention, "key_bounds_of", shorter)
@@ -116,7 +116,7 @@ def test_rotary_embeddings_of_each_call_are_found(family: str) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("family", "attention", "said"),
+    ("family", "attention", "reason"),
     [
         ("Llama 4", "sdpa", "packed rows with shared prompts differ from each row alone"),  # by place, not position
         ("Qwen3.5", "sdpa", "packed rows with shared prompts differ from each row alone"),  # a state along the row
@@ -133,25 +133,25 @@ def test_rotary_embeddings_of_each_call_are_found(family: str) -> None:
         ("Falcon", "eager", "FalconForCausalLM has no attention but its own"),
     ],
 )
-def test_what_cannot_be_packed_runs_unpacked_and_says_why(family: str, attention: str, said: str) -> None:
+def test_what_cannot_be_packed_runs_unpacked_and_says_why(family: str, attention: str, reason: str) -> None:
     config = asked(family)
-    found = row_support(config, "sdpa", pack=True, share_prompts=True)
-    assert (found.attention, found.pack, found.share_prompts) == (attention, False, False)
+    support = row_support(config, "sdpa", pack=True, share_prompts=True)
+    assert (support.attention, support.pack, support.share_prompts) == (attention, False, False)
     kind = config.model_type
-    assert found.reason.startswith(f"{kind}: rows run unpacked, with attention {attention}: {said}")
+    assert support.reason.startswith(f"{kind}: rows run unpacked, with attention {attention}: {reason}")
 
 
 def test_a_model_may_pack_without_sharing_prompts() -> None:
-    found = row_support(asked("StableLM"), "sdpa", pack=True, share_prompts=True)
-    assert (found.attention, found.pack, found.share_prompts) == ("sdpa", True, False)
-    assert "packed without shared prompts" in found.reason
+    support = row_support(asked("StableLM"), "sdpa", pack=True, share_prompts=True)
+    assert (support.attention, support.pack, support.share_prompts) == ("sdpa", True, False)
+    assert "packed without shared prompts" in support.reason
 
 
 @pytest.mark.parametrize("family", ["DeepSeek-V3.2", "GLM-5"])
 def test_a_model_that_attends_the_best_keys_is_causal(family: str) -> None:
     """Which keys are the best does not depend on later tokens, unless many have the same score."""
-    found = row_support(asked(family), "sdpa", pack=True, share_prompts=True)
-    assert (found.attention, found.pack, found.share_prompts) == ("sdpa", True, False)
+    support = row_support(asked(family), "sdpa", pack=True, share_prompts=True)
+    assert (support.attention, support.pack, support.share_prompts) == ("sdpa", True, False)
 
 
 BOUND = re.compile("window|chunk|block_size|budget|extent|compress|keep|topk_blocks|max_distance|original_max|_floor$")
@@ -174,7 +174,7 @@ def test_a_small_copy_shrinks_every_bound_of_transformers_models() -> None:
         ]
         wide = small_config(CONFIG_MAPPING[kind](), times=4)
         uncut += [kind] * bool(wide.base_model_tp_plan and uneven_parts(sizes_to_cut(wide.to_dict()), 8, 8))
-        kept += [(kind, name, value) for name, value in values if any(each >= LONGEST for each in numbers(value))]
+        kept += [(kind, name, value) for name, value in values if any(number >= LONGEST for number in numbers(value))]
     assert kept == []
     assert uncut == []
 
@@ -195,8 +195,8 @@ def numbers(value: object) -> Iterator[int]:
     if isinstance(value, int) and not isinstance(value, bool):
         yield value
     elif isinstance(value, dict | list | tuple):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from numbers(each)
+        for element in value.values() if isinstance(value, dict) else value:
+            yield from numbers(element)
 
 
 def test_what_is_asked_is_not_exceeded() -> None:
@@ -209,14 +209,14 @@ def test_what_is_asked_is_not_exceeded() -> None:
 def test_a_model_that_cannot_be_made_small_runs_by_its_own_definition() -> None:
     config: Any = asked("Llama")
     config.hidden_act = "none of transformers'"
-    found = row_support(config, "sdpa", pack=True, share_prompts=True)
-    assert (found.attention, found.pack, found.share_prompts) == ("eager", False, False)
-    assert "no small copy can be probed (KeyError" in found.reason
+    support = row_support(config, "sdpa", pack=True, share_prompts=True)
+    assert (support.attention, support.pack, support.share_prompts) == ("eager", False, False)
+    assert "no small copy can be probed (KeyError" in support.reason
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("family", "said"),
+    ("family", "message"),
     [
         ("Llama 4", "tokens differ from those of each row alone"),  # its queries are scaled by place
         ("RecurrentGemma", "tokens differ from those of each row alone"),  # a state that no cache knows of
@@ -224,8 +224,8 @@ def test_a_model_that_cannot_be_made_small_runs_by_its_own_definition() -> None:
         ("LFM2", "keeps a state other than keys and values"),
     ],
 )
-def test_the_embedded_engine_refuses_what_it_cannot_sample_from(family: str, said: str) -> None:
-    with pytest.raises(ModelError, match=said):
+def test_the_embedded_engine_refuses_what_it_cannot_sample_from(family: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
         sampling_support(asked(family), "sdpa")
 
 

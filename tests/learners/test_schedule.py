@@ -60,19 +60,19 @@ COSINE: dict[str, Any] = {"scheduler": "cosine", "min_lr_ratio": 0.1}
 
 @pytest.mark.parametrize("warmup", [{"num_warmup_steps": 10}, {"warmup_steps_proportion": 0.1}])
 def test_areals_cosine_rises_from_its_least_and_falls_back_to_it(warmup: dict[str, Any]) -> None:
-    found = rates([0, 5, 10, 55, 100], 100, **COSINE, **warmup)
-    assert found == pytest.approx([0.1, 0.55, 1.0, 0.55, 0.1])
+    values = rates([0, 5, 10, 55, 100], 100, **COSINE, **warmup)
+    assert values == pytest.approx([0.1, 0.55, 1.0, 0.55, 0.1])
 
 
 def test_linear_ends_at_its_least() -> None:
-    found = rates([0, 5, 10, 55, 100, 200], 100, scheduler="linear", min_lr_ratio=0.2, num_warmup_steps=10)
-    assert found == pytest.approx([0.0, 0.5, 1.0, 0.6, 0.2, 0.2])
+    values = rates([0, 5, 10, 55, 100, 200], 100, scheduler="linear", min_lr_ratio=0.2, num_warmup_steps=10)
+    assert values == pytest.approx([0.0, 0.5, 1.0, 0.6, 0.2, 0.2])
 
 
 def test_a_trapezoid_warms_up_stays_and_falls_over_its_last_steps() -> None:
     settings: dict[str, Any] = {"scheduler": "warmup_stable_decay", "num_decay_steps": 100}
-    found = rates([0, 9, 19, 200, 250, 299], 300, **settings, num_warmup_steps=19, warmup_start_ratio=1 / 20)
-    assert found == pytest.approx([1 / 20, 10 / 20, 1.0, 1.0, 0.5, 0.01])
+    values = rates([0, 9, 19, 200, 250, 299], 300, **settings, num_warmup_steps=19, warmup_start_ratio=1 / 20)
+    assert values == pytest.approx([1 / 20, 10 / 20, 1.0, 1.0, 0.5, 0.01])
 
 
 @pytest.mark.parametrize("warmup", [0, 7])
@@ -80,9 +80,9 @@ def test_a_trapezoid_warms_up_stays_and_falls_over_its_last_steps() -> None:
 def test_without_settings_of_its_own_a_schedule_is_that_of_transformers(name: str, warmup: int) -> None:
     from transformers import get_scheduler
 
-    theirs: Any = get_scheduler(name, optimizer(), num_warmup_steps=warmup, num_training_steps=50)
-    found = rates(range(51), 50, scheduler=name, num_warmup_steps=warmup)
-    assert found == pytest.approx([theirs.lr_lambdas[0](step) for step in range(51)])
+    reference: Any = get_scheduler(name, optimizer(), num_warmup_steps=warmup, num_training_steps=50)
+    values = rates(range(51), 50, scheduler=name, num_warmup_steps=warmup)
+    assert values == pytest.approx([reference.lr_lambdas[0](step) for step in range(51)])
 
 
 def test_counted_in_training_steps_the_rate_is_one_for_all_their_mini_batches() -> None:

@@ -145,9 +145,9 @@ async def test_two_ranks_keep_half_of_the_activations_of_a_long_answer(
         advantages=mask.float(),
     )
     share = objective.weigh(rows)
-    alone = await WatchedWorker(trainer, objective).kept(share)
+    single = await WatchedWorker(trainer, objective).kept(share)
     group = pool.start(partial(WatchedWorker, evolve_at(trainer, sharing, 2), objective), 2, TOGETHER)
     together = await group.deal(WatchedWorker.kept, [share, share])
-    print(f"bytes kept for backward: {alone} by one rank, {together} by two")
-    assert alone > 1e8
-    assert max(together) <= 0.6 * alone
+    print(f"bytes kept for backward: {single} by one rank, {together} by two")
+    assert single > 1e8
+    assert max(together) <= 0.6 * single

@@ -60,7 +60,7 @@ pytestmark = pytest.mark.xdist_group("ranks")
     ],
 )
 async def test_a_state_goes_on_under_another_strategy_and_on_other_ranks(
-    saved: str, loaded: str | None, spread: Spread, alone: Trained, tmp_path: Path
+    saved: str, loaded: str | None, spread: Spread, baseline: Trained, tmp_path: Path
 ) -> None:
     first = spread.policy(*WAYS[saved])
     for step in range(3):
@@ -70,8 +70,8 @@ async def test_a_state_goes_on_under_another_strategy_and_on_other_ranks(
     await second.update(mini_batch(9))  # what is there before is replaced
     await second.load_state(tensors, numbers)
     for step in (3, 4):
-        assert_same_numbers(alone.metrics[step], await second.update(mini_batch(step)))
-    assert_same_weights(alone.weights, await weights_of(second))
+        assert_same_numbers(baseline.metrics[step], await second.update(mini_batch(step)))
+    assert_same_weights(baseline.weights, await weights_of(second))
 
 
 @pytest.mark.parametrize(
@@ -82,15 +82,15 @@ async def test_a_state_goes_on_under_another_strategy_and_on_other_ranks(
     ),
 )
 async def test_a_state_from_before_the_first_step_forgets_later_ones(
-    name: str, spread: Spread, alone: Trained, tmp_path: Path
+    name: str, spread: Spread, baseline: Trained, tmp_path: Path
 ) -> None:
     learner = spread.policy(*WAYS[name])
     tensors, numbers = await stored(learner, tmp_path)
     assert not any(name.startswith("optimizer.") for name in tensors)
     await learner.update(mini_batch(9))
     await learner.load_state(tensors, numbers)
-    assert_same_numbers(alone.metrics[0], await learner.update(mini_batch(0)))
-    assert_same_numbers(alone.metrics[1], await learner.update(mini_batch(1)))
+    assert_same_numbers(baseline.metrics[0], await learner.update(mini_batch(0)))
+    assert_same_numbers(baseline.metrics[1], await learner.update(mini_batch(1)))
 
 
 @pytest.mark.parametrize(

@@ -62,12 +62,12 @@ ONE_OF_EACH_KIND = (
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", long_except([*WAYS, *VARIANTS], *ONE_OF_EACH_KIND))
-async def test_five_steps_are_those_of_one_process(name: str, spread: Spread, alone: Trained) -> None:
+async def test_five_steps_are_those_of_one_process(name: str, spread: Spread, baseline: Trained) -> None:
     other = await course(spread.policy(*(WAYS | VARIANTS)[name]))
-    for one, two in zip(alone.metrics, other.metrics, strict=True):
+    for one, two in zip(baseline.metrics, other.metrics, strict=True):
         assert_same_numbers(one, two)
-    assert_same_weights(alone.weights, other.weights)
-    torch.testing.assert_close(other.scores, alone.scores, atol=2e-5, rtol=1e-5)
+    assert_same_weights(baseline.weights, other.weights)
+    torch.testing.assert_close(other.scores, baseline.scores, atol=2e-5, rtol=1e-5)
 
 
 STEADY = {"policy.optimizer_config.adam_eps": 1e-6}
@@ -100,8 +100,8 @@ async def test_two_passes_before_a_step_are_one_pass_of_both_batches(
     assert_same_weights(weights, await weights_of(learner))
 
 
-def test_the_losses_of_the_five_steps_differ_so_that_their_equality_says_something(alone: Trained) -> None:
-    losses = [metrics["final_loss"] for metrics in alone.metrics]
+def test_the_losses_of_the_five_steps_differ_so_that_their_equality_says_something(baseline: Trained) -> None:
+    losses = [metrics["final_loss"] for metrics in baseline.metrics]
     assert min(abs(one - two) for one in losses for two in losses if one is not two) > 1e-3
 
 
@@ -122,11 +122,11 @@ OTHER_KINDS = [
 ]
 
 
-@pytest.mark.parametrize("way", long_except(OTHER_KINDS, ("qwen3", CUT_BY_DEEPSPEED)))
+@pytest.mark.parametrize("case", long_except(OTHER_KINDS, ("qwen3", CUT_BY_DEEPSPEED)))
 async def test_models_of_other_kinds_start_and_learn_alike(
-    way: tuple[str, str], spread: Spread, tmp_path: Path
+    case: tuple[str, str], spread: Spread, tmp_path: Path
 ) -> None:
-    kind, name = way
+    kind, name = case
     nano_model(kind).save_pretrained(tmp_path)
     path = {
         "policy.model.path": str(tmp_path),
@@ -172,10 +172,10 @@ async def test_ranks_cut_tables_of_any_number_of_tokens(
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", MIXTURES)
-@pytest.mark.parametrize("way", [CUT, CUT_BY_DEEPSPEED])
-def test_matrices_of_a_mixture_of_experts_are_not_cut(kind: str, way: str, spread: Spread, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", [CUT, CUT_BY_DEEPSPEED])
+def test_matrices_of_a_mixture_of_experts_are_not_cut(kind: str, strategy: str, spread: Spread, tmp_path: Path) -> None:
     nano_model(kind).save_pretrained(tmp_path)
-    changes, ranks = WAYS[way]
+    changes, ranks = WAYS[strategy]
     with pytest.raises(ModelError, match="tensor_parallel_size"):
         spread.policy(changes | {"policy.model.path": str(tmp_path)}, ranks)
 
@@ -216,8 +216,8 @@ async def test_weights_that_are_drawn_are_alike_however_a_model_is_spread(name: 
     changes, ranks = WAYS[name]
     drawn = {"policy.model.init_from_scratch": True}
     one, other = spread.policy(drawn, 1), spread.policy(changes | drawn, ranks)
-    found = await weights_of(other)
-    assert all(torch.equal(weight, found[name]) for name, weight in (await weights_of(one)).items())
+    weights = await weights_of(other)
+    assert all(torch.equal(weight, weights[name]) for name, weight in (await weights_of(one)).items())
 
 
 ROUNDED = {**DEEPSPEED, "compute_dtype": "bfloat16"}
@@ -233,12 +233,12 @@ ROUNDED = {**DEEPSPEED, "compute_dtype": "bfloat16"}
     ],
 )
 async def test_computing_in_bfloat16_stays_near_float32(
-    changes: dict[str, Any], spread: Spread, alone: Trained
+    changes: dict[str, Any], spread: Spread, baseline: Trained
 ) -> None:
     other = await course(spread.policy(changes, 2))
     # Of the second step: importance ratios of the first magnify rounding, to a sixth of the norm in one process, too.
-    assert other.metrics[1]["grad_norm"] == pytest.approx(alone.metrics[1]["grad_norm"], rel=0.05)
-    assert other.metrics[1]["grad_norm"] != pytest.approx(alone.metrics[1]["grad_norm"], rel=1e-5)
+    assert other.metrics[1]["grad_norm"] == pytest.approx(baseline.metrics[1]["grad_norm"], rel=0.05)
+    assert other.metrics[1]["grad_norm"] != pytest.approx(baseline.metrics[1]["grad_norm"], rel=1e-5)
     assert {weight.dtype for weight in other.weights.values()} == {torch.float32}
 
 
@@ -247,9 +247,9 @@ async def test_one_rank_computes_in_bfloat16_as_two_do(spread: Spread) -> None:
     rounded = MixedPrecisionConfig(param_dtype="bf16", reduce_dtype="fp32", buffer_dtype="fp32")
     one = await course(spread.policy({"compute_dtype": "bfloat16"}, 1))
     two = await course(spread.policy({FSDP + "mixed_precision": rounded}, 2))
-    for mine, theirs in zip(one.metrics, two.metrics, strict=True):
-        assert mine["policy_loss"] == pytest.approx(theirs["policy_loss"], abs=2e-3)
-        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.01)
+    for expected, metrics in zip(one.metrics, two.metrics, strict=True):
+        assert expected["policy_loss"] == pytest.approx(metrics["policy_loss"], abs=2e-3)
+        assert expected["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -334,8 +334,8 @@ ADAPTER = {
     [
         "FSDP2 on 2 ranks",
         *(
-            pytest.param(way, marks=pytest.mark.long)
-            for way in (
+            pytest.param(name, marks=pytest.mark.long)
+            for name in (
                 "FSDP2 hybrid 2x2",
                 "FSDP2, 2 ranks cut matrices",
                 "FSDP2, 2x2 ranks cut matrices",

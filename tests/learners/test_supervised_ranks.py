@@ -48,7 +48,7 @@ class PoolProcesses:
 
 
 @pytest.fixture(scope="module")
-def alone(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def baselines(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Each kind of run in one process."""
     folders = {kind: tmp_path_factory.mktemp(kind) for kind in ROWS}
     for kind, folder in folders.items():
@@ -97,13 +97,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     ],
 )
 def test_several_ranks_learn_what_one_process_does(
-    nano: Path, tmp_path: Path, pool: Pool, zero_pool: Pool, alone: dict[str, Path], kind: str, layout: str
+    nano: Path, tmp_path: Path, pool: Pool, zero_pool: Pool, baselines: dict[str, Path], kind: str, layout: str
 ) -> None:
     changes = {**evaluated(tmp_path, kind), "placement__num_gpus_per_node": 2, **LAYOUTS[layout]}
     config: Any = compose([], settings(nano, tmp_path, kind, **changes)).config
     assert config.deepspeed_config.zero_optimization.stage == 3
     run_in(config, {"fsdp2": pool, "deepspeed": zero_pool}[config.strategy])
-    assert_same_course(tmp_path, alone[kind])
+    assert_same_course(tmp_path, baselines[kind])
 
 
 def run_in(config: Any, pool: Pool, teachers: Pool | None = None) -> None:
@@ -115,16 +115,16 @@ def run_in(config: Any, pool: Pool, teachers: Pool | None = None) -> None:
 
 def assert_same_course(one: Path, other: Path) -> None:
     """Losses, evaluations, weights."""
-    found, expected = records(one), records(other)
+    actual, expected = records(one), records(other)
     names = ["train/loss", "train/grad_norm", "train/accuracy", "train/margin", "eval/all/loss"]
-    if "train/chosen_reward" in found[-1]:
+    if "train/chosen_reward" in actual[-1]:
         names.remove("train/accuracy")  # rewards beside a reference that is the policy differ by rounding alone
     for name in names:
-        ours, theirs = ([record[name] for record in run if name in record] for run in (found, expected))
-        assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5)
-        assert ours or name in ("train/accuracy", "train/margin")  # which only pairs have
-    learned, wanted = (load_file(folder / "run" / "model" / "model.safetensors") for folder in (one, other))
-    assert learned.keys() == wanted.keys() and farthest(learned, wanted) < 1e-4
+        values, expected_values = ([record[name] for record in run if name in record] for run in (actual, expected))
+        assert values == pytest.approx(expected_values, abs=1e-5, rel=1e-5)
+        assert values or name in ("train/accuracy", "train/margin")  # which only pairs have
+    learned, expected_weights = (load_file(folder / "run" / "model" / "model.safetensors") for folder in (one, other))
+    assert learned.keys() == expected_weights.keys() and farthest(learned, expected_weights) < 1e-4
 
 
 @pytest.mark.long
@@ -143,15 +143,15 @@ def test_a_teacher_on_several_ranks_teaches_what_one_process_learns(
     finally:
         teachers.close()
     assert_same_course(tmp_path / "spread", tmp_path / "alone")
-    found, wanted = (
+    values, expected = (
         [record["train/teacher_divergence"] for record in records(tmp_path / name)[1:]] for name in ("spread", "alone")
     )
-    assert found == pytest.approx(wanted, abs=1e-5, rel=1e-4) and min(wanted) > 0.01
+    assert values == pytest.approx(expected, abs=1e-5, rel=1e-4) and min(expected) > 0.01
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("way", "rows"),
+    ("strategy", "rows"),
     [
         ({"loss_type": ["kto"]}, labelled),
         ({"loss_type": ["plackett_luce", "sigmoid"], "num_answers": 4}, rankings),
@@ -162,9 +162,9 @@ def test_a_teacher_on_several_ranks_teaches_what_one_process_learns(
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else value.__name__,
 )
 def test_preferences_on_two_ranks_are_those_of_one_process(
-    nano: Path, tmp_path: Path, pool: Pool, way: dict[str, Any], rows: Callable[..., list[dict[str, Any]]]
+    nano: Path, tmp_path: Path, pool: Pool, strategy: dict[str, Any], rows: Callable[..., list[dict[str, Any]]]
 ) -> None:
-    run = {**evaluated(tmp_path, "preference"), **way}
+    run = {**evaluated(tmp_path, "preference"), **strategy}
     run["eval_datasets"] = (write(tmp_path / "held_out.jsonl", rows(14, seed=1)),)
     run["train_datasets"] = (write(tmp_path / "rows.jsonl", rows(30)),)
     train(nano, tmp_path / "alone", "preference", **run)

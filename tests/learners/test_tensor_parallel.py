@@ -56,15 +56,15 @@ def with_other_plan(make: partial[PolicyWorker], without: str, *args: Any, **opt
 def test_a_plan_that_does_not_give_the_whole_models_numbers_is_refused(
     family: str, without: str, fault: str, pool: Pool, small: TrainerConfig, nano: Path, tmp_path: Path
 ) -> None:
-    said = refused(pool, small, Path(store(family, nano / "model", tmp_path)), 2, without=without)
-    assert f"is not right ({fault}" in said
-    assert said.endswith("set trainer.policy.tensor_parallel_size = 1")
+    message = refused(pool, small, Path(store(family, nano / "model", tmp_path)), 2, without=without)
+    assert f"is not right ({fault}" in message
+    assert message.endswith("set trainer.policy.tensor_parallel_size = 1")
 
 
 def test_heads_that_do_not_divide_are_refused(pool: Pool, small: TrainerConfig, tmp_path: Path) -> None:
     nano_model().save_pretrained(tmp_path)
-    said = refused(pool, small, tmp_path, 4)
-    assert said == (
+    message = refused(pool, small, tmp_path, 4)
+    assert message == (
         "4 ranks cannot share the model's 2 key and value heads: set trainer.policy.tensor_parallel_size = 2"
     )
 
@@ -75,6 +75,6 @@ def test_a_model_without_a_plan_is_refused(
 ) -> None:
     config = GPT2Config(vocab_size=258, n_positions=64, n_embd=32, n_layer=1, n_head=2)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    said = refused(zero_pool if strategy == "deepspeed" else pool, small, tmp_path, 2, strategy)
-    assert said.startswith("transformers has no tensor-parallel plan for a gpt2")
-    assert said.endswith("set trainer.policy.tensor_parallel_size = 1")
+    message = refused(zero_pool if strategy == "deepspeed" else pool, small, tmp_path, 2, strategy)
+    assert message.startswith("transformers has no tensor-parallel plan for a gpt2")
+    assert message.endswith("set trainer.policy.tensor_parallel_size = 1")

@@ -154,21 +154,21 @@ def test_settings_of_a_step_act_as_those_of_the_configuration(name: str, optimiz
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
         used = {"optimizer": optimizer, "lr": 1e-3, "weight_decay": 0.1, "weight_decay_on": decay} | configured
-        made = make_optimizer(model, OptimizerConfig(**used))
+        torch_optimizer = make_optimizer(model, OptimizerConfig(**used))
         for _ in range(2):
             for parameter in model.parameters():
                 parameter.grad = torch.randn(parameter.shape)
-            with settings.applied(made.param_groups):
-                made.step()
-        return list(model.parameters()), [dict(group, params=[]) for group in made.param_groups]
+            with settings.applied(torch_optimizer.param_groups):
+                torch_optimizer.step()
+        return list(model.parameters()), [dict(group, params=[]) for group in torch_optimizer.param_groups]
 
     expected, _ = stepped(AS_CONFIGURED, **configured)
-    found, after = stepped(settings)
+    weights, after = stepped(settings)
     plain, before = stepped(AS_CONFIGURED)
-    assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
+    assert all(torch.equal(one, two) for one, two in zip(weights, expected, strict=True))
     assert after == before, "only the steps had the settings"
     acts = optimizer != "sgd" or settings.lr is not None or settings.weight_decay is not None
-    assert acts != all(torch.equal(one, two) for one, two in zip(found, plain, strict=True))
+    assert acts != all(torch.equal(one, two) for one, two in zip(weights, plain, strict=True))
 
 
 async def test_a_step_of_a_learner_takes_all_of_its_settings(small: TrainerConfig) -> None:
@@ -183,9 +183,9 @@ async def test_a_step_of_a_learner_takes_all_of_its_settings(small: TrainerConfi
     assert (await plain.optimizer_step(AS_CONFIGURED))["policy_lr"] == 1e-3
 
 
-@pytest.mark.parametrize(("bound", "found"), [(None, 7.0), (0.0, math.inf), (2.0, 2.0)])
-def test_a_step_is_clipped_by_its_own_bound_or_the_configured_one(bound: float | None, found: float) -> None:
-    assert StepSettings(max_grad_norm=bound).bound(7.0) == found
+@pytest.mark.parametrize(("bound", "expected"), [(None, 7.0), (0.0, math.inf), (2.0, 2.0)])
+def test_a_step_is_clipped_by_its_own_bound_or_the_configured_one(bound: float | None, expected: float) -> None:
+    assert StepSettings(max_grad_norm=bound).bound(7.0) == expected
 
 
 async def test_settings_that_the_optimizer_does_not_have_are_refused(small: TrainerConfig) -> None:

@@ -56,7 +56,7 @@ def test_forward_loss_metrics_and_backward_look_at_no_number(
     loss, parts, numbers = objective(outputs.values, micro.rows, outputs.entropy)
     measured.add(parts, outputs.numbers | numbers)
     nan_unless_finite(loss).backward()
-    assert all(each.grad is not None for each in model.parameters())
+    assert all(parameter.grad is not None for parameter in model.parameters())
     with pytest.raises(NotImplementedError):  # so it does look in the end
         measured.read()
 
@@ -83,11 +83,11 @@ def test_rows_that_were_prepared_pick_what_their_mask_selects() -> None:
     prepared = rows.with_selected()
     assert prepared.selected is not None and len(prepared.selected) == int(rows.loss_mask.sum())
     assert torch.equal(prepared.pick(rows.input_ids), rows.input_ids[rows.loss_mask])
-    found = torch.arange(1.0, len(prepared.selected) + 1, requires_grad=True)
-    assert torch.equal(prepared.pick(prepared.place(found)), found)
-    assert torch.equal(prepared.place(found), rows.place(found))
+    values = torch.arange(1.0, len(prepared.selected) + 1, requires_grad=True)
+    assert torch.equal(prepared.pick(prepared.place(values)), values)
+    assert torch.equal(prepared.place(values), rows.place(values))
     weights = torch.rand(rows.input_ids.shape)
-    [gradient] = torch.autograd.grad((prepared.place(found) * weights).sum(), found)
+    [gradient] = torch.autograd.grad((prepared.place(values) * weights).sum(), values)
     assert torch.equal(gradient, weights[rows.loss_mask])
     assert prepared.rows(2, 4).selected is None  # another shape, other places
 
@@ -108,11 +108,11 @@ def test_measurements_of_an_optimizer_step_are_those_of_its_micro_batches() -> N
 def test_flash_attention_is_told_the_lengths_by_the_names_that_transformers_reads() -> None:
     rows = batch(3)  # of 5, 12 and 8 tokens
     inputs = packed(rows, segmented=False, share_prompts=False, lengths_given=True).inputs
-    told = {name: inputs[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")}
-    assert set(told) <= set(inspect.signature(_flash_attention_forward).parameters)
-    assert told["cu_seq_lens_q"].tolist() == told["cu_seq_lens_k"].tolist() == [0, 5, 17, 25]
-    assert told["cu_seq_lens_q"].dtype == torch.int32  # as the kernels want it
-    assert told["max_length_q"] == told["max_length_k"] == 12
+    lengths = {name: inputs[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")}
+    assert set(lengths) <= set(inspect.signature(_flash_attention_forward).parameters)
+    assert lengths["cu_seq_lens_q"].tolist() == lengths["cu_seq_lens_k"].tolist() == [0, 5, 17, 25]
+    assert lengths["cu_seq_lens_q"].dtype == torch.int32  # as the kernels want it
+    assert lengths["max_length_q"] == lengths["max_length_k"] == 12
     assert "cu_seq_lens_q" not in packed(rows, segmented=False, share_prompts=False).inputs
 
 
@@ -145,8 +145,8 @@ async def test_on_a_gpu_the_host_waits_once_an_update(small: TrainerConfig, pack
     micro = worker._options.prepare(objective.weigh(rows))
     measured = Measurements()
 
-    def loss_of(outputs: Outputs, given: MicroBatch) -> torch.Tensor:
-        loss, parts, numbers = objective(outputs.values, given.rows, outputs.entropy)
+    def loss_of(outputs: Outputs, micro_batch: MicroBatch) -> torch.Tensor:
+        loss, parts, numbers = objective(outputs.values, micro_batch.rows, outputs.entropy)
         measured.add(parts, numbers)
         return loss
 
@@ -161,8 +161,8 @@ async def test_on_a_gpu_the_host_waits_once_an_update(small: TrainerConfig, pack
 @pytest.mark.gpu
 def test_from_a_gpu_everything_comes_in_one_transfer() -> None:
     tensors = [torch.arange(6.0).view(2, 3), torch.tensor(7.0), torch.empty(0)]
-    found = to_host([each.cuda() for each in tensors])
-    assert all(torch.equal(one, other) for one, other in zip(found, tensors, strict=True))
+    on_host = to_host([tensor.cuda() for tensor in tensors])
+    assert all(torch.equal(one, other) for one, other in zip(on_host, tensors, strict=True))
 
 
 @pytest.mark.gpu

@@ -56,7 +56,7 @@ def test_a_field_of_zero_reaches_deepspeed(name: str) -> None:
 
 def test_these_are_all_fields_of_zero() -> None:
     zero: Any = ZeroOptimizationConfig()
-    names = {each.name for each in attrs.fields(type(zero))}
+    names = {field.name for field in attrs.fields(type(zero))}
     assert names == {*FIELDS, "offload_param", "offload_optimizer"}
 
 
@@ -85,8 +85,8 @@ def test_sizes_left_to_deepspeed_are_left_out() -> None:
 
 def test_bfloat16_is_switched_on_where_something_is_sharded() -> None:
     assert told(DeepSpeedConfig(), compute_dtype=torch.bfloat16)["bf16"] == {"enabled": True}
-    whole = DeepSpeedConfig(zero_optimization=ZeroOptimizationConfig(stage=0))
-    assert told(whole, compute_dtype=torch.bfloat16)["bf16"] == {"enabled": False}
+    unsharded = DeepSpeedConfig(zero_optimization=ZeroOptimizationConfig(stage=0))
+    assert told(unsharded, compute_dtype=torch.bfloat16)["bf16"] == {"enabled": False}
 
 
 def test_offloading_is_told_where_it_exists_and_memory_is_pinned_for_a_gpu_only() -> None:

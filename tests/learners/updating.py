@@ -86,8 +86,8 @@ class Imitation(Objective):
         self, outputs: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         assert batch.loss_weights is not None
-        wanted = batch.extras["teacher"].padded(batch.input_ids.shape[1])
-        loss = ((outputs - wanted).square() * batch.loss_weights).sum()
+        target = batch.extras["teacher"].padded(batch.input_ids.shape[1])
+        loss = ((outputs - target).square() * batch.loss_weights).sum()
         return loss, {"imitation": loss.detach()}, {}
 
 
@@ -104,11 +104,11 @@ async def imitate(
     """One step for each batch, of which each of the passes gets its part of the rows. Returns the losses and the norms
     of the gradients.
     """
-    found: list[float] = []
+    values: list[float] = []
     for rows in map(taught, batches):
         losses = [
             (await learner.forward_backward(part, Imitation()))["imitation"] for part in rows.split(len(rows) // passes)
         ]
         stepped = await learner.optimizer_step(settings)
-        found += [sum(losses), stepped["grad_norm"]]
-    return found
+        values += [sum(losses), stepped["grad_norm"]]
+    return values
