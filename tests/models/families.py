@@ -87,8 +87,8 @@ class Family:
                 for name, value in values["rope_parameters"].items()
             }
         wider["initializer_range"] = values["initializer_range"] / times**0.5
-        made: PretrainedConfig = AutoConfig.for_model(self.kind, **{**values, **wider})
-        return made
+        config: PretrainedConfig = AutoConfig.for_model(self.kind, **{**values, **wider})
+        return config
 
 
 FAMILIES: Mapping[str, Family] = {

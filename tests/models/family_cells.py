@@ -196,8 +196,8 @@ def alone(model: Any, batch: TrainingBatch) -> Tensor:
     columns: list[Tensor] = []
     for row, length in zip(batch.input_ids, batch.lengths.tolist(), strict=True):
         scored = torch.log_softmax(model(input_ids=row[:length].unsqueeze(0), use_cache=False).logits[0].float(), -1)
-        taken = scored[:-1].gather(-1, row[1:length].unsqueeze(1)).squeeze(1)
-        columns.append(torch.nn.functional.pad(taken, (1, width - length)))
+        logprobs = scored[:-1].gather(-1, row[1:length].unsqueeze(1)).squeeze(1)
+        columns.append(torch.nn.functional.pad(logprobs, (1, width - length)))
     return torch.stack(columns)
 
 
@@ -292,44 +292,50 @@ def _assert_exact(tokenizer: ChatTokenizer, chat: Sequence[Mapping[str, Any]], t
     """The learned tokens are those behind the ones that ask for the last answer, up to its end: all of it, and nothing
     else. Raises `DataError` for a chat that is refused.
     """
-    made = ChatMasks(tokenizer)
-    ids, mask = made(chat, tools)
+    masks = ChatMasks(tokenizer)
+    ids, mask = masks(chat, tools)
     first, last = int(mask.argmax()), len(mask) - int(mask[::-1].argmax())
-    shown = {"tools": list(tools)} if tools else {}
-    if not made.behind_other_headers:
-        assert tokenizer.decode(ids[:first]) == chat_text(tokenizer, chat[:-1], generation_prompt=True, **shown)
+    kwargs = {"tools": list(tools)} if tools else {}
+    if not masks.behind_other_headers:
+        assert tokenizer.decode(ids[:first]) == chat_text(tokenizer, chat[:-1], generation_prompt=True, **kwargs)
     assert mask[first:last].all() and not tokenizer.decode(ids[last:], skip_special_tokens=True).strip()
     learned = tokenizer.decode(ids[first:last])
-    said = chat[-1]["content"].partition("</think>")[2] or chat[-1]["content"]
-    assert said.strip() in learned and chat[0]["content"] not in learned
+    content = chat[-1]["content"].partition("</think>")[2] or chat[-1]["content"]
+    assert content.strip() in learned and chat[0]["content"] not in learned
 
 
-def apart(found: Tensor, expected: Tensor, batch: TrainingBatch) -> float:
-    return float((found - expected.detach())[batch.loss_mask].abs().max())
+def apart(result: Tensor, expected: Tensor, batch: TrainingBatch) -> float:
+    return float((result - expected.detach())[batch.loss_mask].abs().max())
 
 
 def _gradient(learner: PolicyWorker, truth: Any, batch: TrainingBatch, expected: Tensor) -> float:
     """Distance of the learner's gradient of one update from that of a plain loop over rows."""
     assert batch.advantages is not None
     (-(batch.advantages * expected)[batch.loss_mask].sum() / batch.loss_mask.sum()).backward()
-    wanted = {name: each.grad for name, each in truth.named_parameters() if each.grad is not None}
-    found: dict[str, Tensor] = {}
+    expected_grads = {
+        name: parameter.grad for name, parameter in truth.named_parameters() if parameter.grad is not None
+    }
+    grads: dict[str, Tensor] = {}
     step = learner.strategy.step
 
     def taken(settings: StepSettings) -> float:
-        found.update(
-            {name: each.grad.clone() for name, each in learner.model.named_parameters() if each.grad is not None}
+        grads.update(
+            {
+                name: parameter.grad.clone()
+                for name, parameter in learner.model.named_parameters()
+                if parameter.grad is not None
+            }
         )
         return step(settings)
 
     learner.strategy.step = taken  # type: ignore[method-assign]  # the gradient is taken before it is used
     asyncio.run(learner.update(batch.with_fields(old_logprobs=expected.detach())))
-    assert wanted.keys() == found.keys()
-    return _norm(found[name] - each for name, each in wanted.items()) / _norm(wanted.values())
+    assert expected_grads.keys() == grads.keys()
+    return _norm(grads[name] - grad for name, grad in expected_grads.items()) / _norm(expected_grads.values())
 
 
 def _norm(tensors: Any) -> float:
-    return float(torch.stack([each.square().sum() for each in tensors]).sum().sqrt())
+    return float(torch.stack([tensor.square().sum() for tensor in tensors]).sum().sqrt())
 
 
 def _sampled(path: str, truth: Any) -> float | str:
@@ -358,7 +364,7 @@ async def _drawn(engine: InferenceEngine) -> list[tuple[tuple[int, ...], Complet
         GenerationRequest(prompt_ids=ids, sampling=sampling, keys=(key,))
         for ids, key in zip(prompts, keys, strict=True)
     ]
-    answers = await asyncio.gather(*(engine.generate(each) for each in requests))
+    answers = await asyncio.gather(*(engine.generate(request) for request in requests))
     await engine.close()
     return [(ids, answer) for ids, [answer] in zip(prompts, answers, strict=True)]
 
@@ -430,12 +436,12 @@ def _spread(
     objective, together, old = policy_objective(plain.algorithm), replicas(2, inner=tensor), expected.detach()
     group = pool.start(maker, 2, together)
     alone_in_it = Group([LocalHandle("rank-0", PolicyWorker(plain, objective))])
-    found = []
+    scores = []
     for learner in (LearnerGroup(alone_in_it, objective), LearnerGroup(group, objective, replicas=together)):
         before = asyncio.run(learner.score(batch))
         asyncio.run(learner.update(batch.with_fields(old_logprobs=old)))
-        found.append((before, asyncio.run(learner.score(batch))))
-    (_, after), (before, spread) = found
+        scores.append((before, asyncio.run(learner.score(batch))))
+    (_, after), (before, spread) = scores
     assert (after - before)[batch.loss_mask].abs().max() > 1e-3, "it has learned nothing"
     return max(apart(before, old, batch), apart(spread, after, batch))
 
@@ -448,11 +454,11 @@ def _trained(path: str, batch: TrainingBatch, folder: Path, *, lora: int) -> flo
         return "refused"
     old = asyncio.run(learner.score(batch))
     asyncio.run(learner.update(batch.with_fields(old_logprobs=old)))
-    found = asyncio.run(learner.score(batch))
-    assert (found - old).abs().max() > 1e-3, "it has learned nothing"
+    scores = asyncio.run(learner.score(batch))
+    assert (scores - old).abs().max() > 1e-3, "it has learned nothing"
     Export(like=path, folder=folder, overrides={LONGEST_ROW: LONGEST})(learner.weights())
     with torch.no_grad():
-        return apart(found, alone(definition(str(folder)), batch), batch)
+        return apart(scores, alone(definition(str(folder)), batch), batch)
 
 
 def state(cell: str | float) -> str:
@@ -464,8 +470,8 @@ def state(cell: str | float) -> str:
 
 def stored() -> Mapping[str, Mapping[str, str | float]]:
     """The cells by family and column, as they were measured last."""
-    found: Mapping[str, Mapping[str, str | float]] = json.loads(STORED.read_text(encoding="utf-8"))
-    return found
+    content: Mapping[str, Mapping[str, str | float]] = json.loads(STORED.read_text(encoding="utf-8"))
+    return content
 
 
 def table() -> str:
@@ -473,8 +479,8 @@ def table() -> str:
     lines = [f"| family | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 1) + "|"]
     for family in FAMILIES:
         row = stored()[family]
-        shown = [row.get(name, "not measured") for name in COLUMNS]
-        lines.append(f"| {family} | {' | '.join(c if isinstance(c, str) else f'{c:.0e}' for c in shown)} |")
+        values = [row.get(name, "not measured") for name in COLUMNS]
+        lines.append(f"| {family} | {' | '.join(c if isinstance(c, str) else f'{c:.0e}' for c in values)} |")
     return "\n".join(lines)
 
 
@@ -487,19 +493,19 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("families", nargs="*", metavar="FAMILY")
     words.add_argument("--columns", nargs="+", choices=COLUMNS, default=tuple(COLUMNS))
-    given = words.parse_args()
+    args = words.parse_args()
     measured: dict[str, dict[str, str | float]] = {name: dict(row) for name, row in stored().items()}
-    wanted = given.families or [
-        family for family in FAMILIES if not measured.get(family, {}).keys() >= {*given.columns}
+    families = args.families or [
+        family for family in FAMILIES if not measured.get(family, {}).keys() >= {*args.columns}
     ]
     with tempfile.TemporaryDirectory() as scratch, closing(Pool(2)) as pool, Host() as host:
         _save_model(Path(scratch) / "nano")
-        for number, family in enumerate(wanted):
+        for number, family in enumerate(families):
             folder = Path(scratch) / str(number)
-            found = measured.get(family, {}) | dict(
-                cells(family, Path(scratch) / "nano", folder, pool, host, given.columns)
+            numbers = measured.get(family, {}) | dict(
+                cells(family, Path(scratch) / "nano", folder, pool, host, args.columns)
             )
-            measured[family] = {name: found[name] for name in COLUMNS if name in found}
+            measured[family] = {name: numbers[name] for name in COLUMNS if name in numbers}
             print(family, measured[family], flush=True)
             STORED.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
 

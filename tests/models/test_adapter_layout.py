@@ -60,14 +60,14 @@ def test_new_adapters_of_fused_layers_share_the_factor_of_the_first() -> None:
     drawn = {name: weight.clone() for name, weight in named_weights(model) if "lora" in name}
     [layout] = layouts_of(model, 1, joined=True)
     assert [piece.weight for piece in layout[f"{QKV}a"]] == [
-        f"{STORED}{each}_proj.lora_A.default.weight" for each in "qkv"
+        f"{STORED}{letter}_proj.lora_A.default.weight" for letter in "qkv"
     ]
     with pytest.raises(ModelError, match=r"q_proj and .*k_proj have separate factors A.*canonical_lora"):
         new_adapters_in_common(drawn, layout)
     new = {name: weight * ("lora_A" in name) for name, weight in drawn.items()}
     common = new_adapters_in_common(new, layout)
     first = new[f"{STORED}q_proj.lora_A.default.weight"]
-    assert all(torch.equal(common[f"{STORED}{each}_proj.lora_A.default.weight"], first) for each in "qkv")
+    assert all(torch.equal(common[f"{STORED}{letter}_proj.lora_A.default.weight"], first) for letter in "qkv")
 
 
 def test_an_adapter_of_the_output_head_is_refused() -> None:

@@ -31,7 +31,7 @@ def test_the_tokenizer_that_is_given_is_not_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{% for m in", "template.jinja, line 1 is not a Jinja template"),
         ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "that the chat template sandbox forbids"),
@@ -39,10 +39,10 @@ def test_the_tokenizer_that_is_given_is_not_changed(tmp_path: Path) -> None:
         (b"x" * (LARGEST_FILE + 1), f"more than {LARGEST_FILE} bytes"),
     ],
 )
-def test_a_file_that_is_no_template_is_refused(tmp_path: Path, text: str | bytes, said: str) -> None:
+def test_a_file_that_is_no_template_is_refused(tmp_path: Path, text: str | bytes, message: str) -> None:
     with pytest.raises(ConfigError, match="generator.chat_template.name_or_path") as refused:
         with_template(chat_tokenizer(), file(tmp_path, text))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_the_configuration_knows_the_names_that_are_built_in() -> None:
@@ -72,10 +72,12 @@ def test_the_built_in_templates_write_tools_as_qwen3_does() -> None:
         {"role": "tool", "content": "5"},
     ]
     for text in BUILT_IN.values():
-        said = chat_tokenizer(text).apply_chat_template(chat, tools=[tool], tokenize=False, add_generation_prompt=True)
-        assert said.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n\nYou may call")
-        assert '<tools>\n{"type": "function", "function": {"name": "add"}}\n</tools>\n\nFor each' in said
-        assert said.endswith(
+        rendered_chat = chat_tokenizer(text).apply_chat_template(
+            chat, tools=[tool], tokenize=False, add_generation_prompt=True
+        )
+        assert rendered_chat.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n\nYou may call")
+        assert '<tools>\n{"type": "function", "function": {"name": "add"}}\n</tools>\n\nFor each' in rendered_chat
+        assert rendered_chat.endswith(
             "</tool_call><|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
             '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>\n'
             '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call><|im_end|>\n'
@@ -89,5 +91,5 @@ def test_a_variable_that_the_template_does_not_read_is_reported(
 ) -> None:
     tokenizer = with_template(chat_tokenizer(), file(tmp_path, "{% if enable_thinking %}<think>{% endif %}"))
     report_unread_variables("chat_template_kwargs", tokenizer, {"enable_thinking": True, "enable_think": True})
-    said = "chat_template_kwargs.enable_think has no effect: the chat template reads no variable of this name\n"
-    assert capsys.readouterr().err == said
+    warning = "chat_template_kwargs.enable_think has no effect: the chat template reads no variable of this name\n"
+    assert capsys.readouterr().err == warning

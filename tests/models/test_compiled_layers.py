@@ -44,7 +44,7 @@ def pass_over(model: Any, lengths: tuple[int, ...]) -> list[Tensor]:
     with computing_in(model, torch.bfloat16):
         logits = model(input_ids=ids, position_ids=positions, segments=segments, use_cache=False).logits
         logits.float().square().mean().backward()
-    return [logits, *(each.grad for each in model.parameters())]
+    return [logits, *(parameter.grad for parameter in model.parameters())]
 
 
 @pytest.mark.long
@@ -59,7 +59,7 @@ def test_layers_of_one_kind_are_compiled_once_for_all_lengths(recompute: bool) -
     torch.compiler.reset()
     counters.clear()
     assert compile_layers(model, backend="aot_eager") == 3
-    found = [pass_over(model, lengths) for lengths in rows]
-    torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+    results = [pass_over(model, lengths) for lengths in rows]
+    torch.testing.assert_close(results, expected, atol=2e-2, rtol=2e-2)
     assert counters["stats"]["unique_graphs"] == 4, "before, between and after attention, and the layer's end"
     torch.compiler.reset()

@@ -55,7 +55,7 @@ def drawn(device: str = "cpu", dtype: torch.dtype = torch.float64) -> tuple[Tens
 
 def of_one(query: Tensor, key: Tensor, value: Tensor, gradient: Tensor) -> list[Tensor]:
     """Output and gradients of a rank that has the whole row."""
-    inputs = query, key, value = [each.clone().requires_grad_() for each in (query, key, value)]
+    inputs = query, key, value = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
     mixed, _ = segment_attention(
         torch.nn.Module(), query, key, value, None, segments=Segments(ROW, query.device), scaling=SCALE
     )
@@ -65,30 +65,30 @@ def of_one(query: Tensor, key: Tensor, value: Tensor, gradient: Tensor) -> list[
 
 def of_all(ranks: int, query: Tensor, key: Tensor, value: Tensor, gradient: Tensor) -> list[Tensor]:
     """The same, put together from what each of the ranks computes."""
-    totals = [torch.zeros_like(each) for each in (query, query, key, value)]
+    totals = [torch.zeros_like(tensor) for tensor in (query, query, key, value)]
     for rank, columns in enumerate(order(ranks).view(ranks, -1)):
         blocks = member(rank, ranks).blocks(ROW, len(columns))
         own = query[:, :, columns]
         mixed, norms = forward_of(blocks, own, key, value, SCALE)
-        found = backward_of(blocks, gradient[:, :, columns], own, key, value, mixed, norms, SCALE)
-        totals[0][:, :, columns], totals[1][:, :, columns] = mixed, found[0]
-        totals[2] += found[1]
-        totals[3] += found[2]
+        grads = backward_of(blocks, gradient[:, :, columns], own, key, value, mixed, norms, SCALE)
+        totals[0][:, :, columns], totals[1][:, :, columns] = mixed, grads[0]
+        totals[2] += grads[1]
+        totals[3] += grads[2]
     return totals
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_output_and_gradients_are_those_of_one_rank(ranks: int) -> None:
-    for found, expected in zip(of_all(ranks, *drawn()), of_one(*drawn()), strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+    for result, expected in zip(of_all(ranks, *drawn()), of_one(*drawn()), strict=True):
+        torch.testing.assert_close(result, expected, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
 def test_the_kernels_of_cuda_give_the_output_and_gradients_of_one_rank(dtype: torch.dtype, bound: float) -> None:
     expected = of_one(*drawn())
-    for found, exact in zip(of_all(2, *drawn("cuda", dtype)), expected, strict=True):
-        torch.testing.assert_close(found.cpu().double(), exact, atol=bound, rtol=bound)
+    for result, exact in zip(of_all(2, *drawn("cuda", dtype)), expected, strict=True):
+        torch.testing.assert_close(result.cpu().double(), exact, atol=bound, rtol=bound)
 
 
 @pytest.mark.parametrize("ranks", long_except([2, 3, 4, 8], 4))

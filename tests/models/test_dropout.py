@@ -23,19 +23,19 @@ def with_dropout(nano: Path, share: float) -> Any:
 
 def outputs_of(model: Any, modules: list[torch.nn.Module]) -> list[torch.Tensor]:
     """Drawn from the seeds 1, 1 and 2."""
-    found = []
+    outputs = []
     for seed in (1, 1, 2):
         with dropping(modules, CPU, seed):
-            found.append(model(IDS).logits)
-    return found
+            outputs.append(model(IDS).logits)
+    return outputs
 
 
 def test_inputs_of_adapters_are_dropped_in_updates_alone_and_as_the_seed_says(nano: Path) -> None:
     lora = SkyRLLoraConfig(rank=4, alpha=8, dropout=0.5)
     model = trained(adapted(nano, lora))
     still = model(IDS).logits
-    one, again, other = outputs_of(model, dropping_modules(model, lora, own=False, field="use_dropout"))
-    assert torch.equal(one, again)
+    one, repeat, other = outputs_of(model, dropping_modules(model, lora, own=False, field="use_dropout"))
+    assert torch.equal(one, repeat)
     assert not torch.equal(one, other)
     assert torch.equal(model(IDS).logits, still)
 
@@ -44,8 +44,8 @@ def test_a_models_own_dropout_is_off_unless_it_is_asked_for(nano: Path) -> None:
     model = with_dropout(nano, 0.5)
     still = model(IDS).logits
     assert dropping_modules(model, LORA, own=False, field="use_dropout") == []
-    one, again, other = outputs_of(model, dropping_modules(model, LORA, own=True, field="use_dropout"))
-    assert torch.equal(one, again)
+    one, repeat, other = outputs_of(model, dropping_modules(model, LORA, own=True, field="use_dropout"))
+    assert torch.equal(one, repeat)
     assert not torch.equal(one, other) and not torch.equal(one, still)
     assert torch.equal(model(IDS).logits, still)
     assert not any(module.training for module in model.modules())

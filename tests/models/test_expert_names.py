@@ -33,8 +33,8 @@ def test_names_and_values_are_those_of_the_files_that_an_export_writes(kind: str
     named = dict(stored_names(named_weights(model), kind))
     assert named.keys() == in_files.keys()
     assert all(torch.equal(named[name], tensor) for name, tensor in in_files.items())
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype=torch.float32).state_dict()
-    assert all(torch.equal(again[name], tensor) for name, tensor in named_weights(model))
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype=torch.float32).state_dict()
+    assert all(torch.equal(reloaded[name], tensor) for name, tensor in named_weights(model))
 
 
 def test_a_model_without_experts_keeps_its_names() -> None:

@@ -53,8 +53,8 @@ def pair() -> Iterator[Pool]:
 @pytest.mark.parametrize("family", long_except(FAMILIES, *DEFAULT))
 def test_a_family_does_what_its_row_says(family: str, nano: Path, tmp_path: Path, pair: Pool) -> None:
     row = {name: state(cell) for name, cell in stored()[family].items() if not _takes_long(name, cell)}
-    found = cells(family, nano / "model", tmp_path, pair, columns=row)
-    assert {name: state(cell) for name, cell in found} == row
+    results = cells(family, nano / "model", tmp_path, pair, columns=row)
+    assert {name: state(cell) for name, cell in results} == row
 
 
 @pytest.mark.long
@@ -67,8 +67,8 @@ def test_vllm_does_what_the_row_says(family: str, nano: Path, tmp_path: Path, ho
 @pytest.mark.long
 @pytest.mark.parametrize("family", [name for name, row in stored().items() if isinstance(row.get("megatron"), float)])
 def test_megatron_does_what_the_row_says(family: str, nano: Path, tmp_path: Path, pair: Pool) -> None:
-    found = cells(family, nano / "model", tmp_path, pair, columns=["megatron"])
-    assert [state(cell) for _, cell in found] == ["exact"]
+    results = cells(family, nano / "model", tmp_path, pair, columns=["megatron"])
+    assert [state(cell) for _, cell in results] == ["exact"]
 
 
 _YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 1024}
@@ -107,9 +107,9 @@ def test_rows_longer_than_the_bounds_of_released_models_are_those_alone(
     path = store(family, nano / "model", tmp_path / "model", bounds=bounds)
     truth = definition(path, longest)
     batch = rows(truth.config.vocab_size, ((longest - 60, (60, 9)), (30, (longest // 2, 4)), (1, (12,))))
-    found = asyncio.run(worker(path, longest=longest).score(batch))
+    scores = asyncio.run(worker(path, longest=longest).score(batch))
     with torch.no_grad():
-        assert state(apart(found, alone(truth, batch), batch)) == "exact"
+        assert state(apart(scores, alone(truth, batch), batch)) == "exact"
 
 
 @pytest.mark.long
@@ -162,7 +162,7 @@ def test_plan_knows_the_weights_of_every_family(family: str) -> None:
     config = FAMILIES[family].config()
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    weights = sum(each.numel() for each in model.parameters())
+    weights = sum(parameter.numel() for parameter in model.parameters())
     assert counted_shape(config).parameters == weights
     shape = shape_of(config.to_dict())
     assert shape is None or shape.is_estimated or shape.parameters == pytest.approx(weights, rel=0.01)

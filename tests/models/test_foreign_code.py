@@ -38,23 +38,23 @@ def configure(folder: Path, changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("trick", TRICKS)
 def test_a_configuration_that_asks_for_code_is_refused_with_file_and_key(trick: str, folder: Path) -> None:
-    changes, said = TRICKS[trick]
+    changes, message = TRICKS[trick]
     configure(folder, changes)
     for load in (load_config, load_tokenizer, model_facts):
         with pytest.raises(ModelError, match="config.json would load code from elsewhere: ") as refused:
             load(str(folder))
-        assert said in str(refused.value)
+        assert message in str(refused.value)
 
 
 def test_a_kernel_is_not_fetched_though_the_package_for_kernels_is_there(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(hub_kernels, "get_kernel", lambda *given, **_: asked.append(given))
+    calls: list[Any] = []
+    monkeypatch.setattr(hub_kernels, "get_kernel", lambda *args, **_: calls.append(args))
     configure(folder, {"_attn_implementation": "owner/repo"})
     with pytest.raises(ModelError, match="_attn_implementation"):
         load_causal_lm(str(folder), dtype=torch.float32, attention="sdpa", device=torch.device("cpu"))
-    assert asked == []
+    assert calls == []
 
 
 def test_a_model_that_transformers_knows_may_name_code_that_is_then_not_used(folder: Path) -> None:

@@ -84,17 +84,17 @@ class Kernels:
     def rotation(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         self.calls["rotation"] += 1
         half = q.shape[-1] // 2
-        turned = [torch.cat((-each[..., half:], each[..., :half]), -1) for each in (q, k)]
+        turned = [torch.cat((-tensor[..., half:], tensor[..., :half]), -1) for tensor in (q, k)]
         one, other = (a * cos.unsqueeze(1) + b * sin.unsqueeze(1) for a, b in zip((q, k), turned, strict=True))
         return one, other
 
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
-    made = Kernels()
+    fakes = Kernels()
     package, ops = ModuleType("liger_kernel"), ModuleType("liger_kernel.ops")
     package.__spec__ = ModuleSpec("liger_kernel", None)
-    for name, function in (("RMSNorm", made.norm), ("SiLUMul", made.gated), ("Rope", made.rotation)):
+    for name, function in (("RMSNorm", fakes.norm), ("SiLUMul", fakes.gated), ("Rope", fakes.rotation)):
         setattr(ops, f"Liger{name}Function", type(name, (), {"apply": staticmethod(function)}))
     monkeypatch.setitem(sys.modules, "liger_kernel", package)
     monkeypatch.setitem(sys.modules, "liger_kernel.ops", ops)
@@ -102,7 +102,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     for model, _ in FAMILIES.values():
         code = sys.modules[type(model).__module__]
         monkeypatch.setattr(code, "apply_rotary_pos_emb", code.apply_rotary_pos_emb, raising=True)
-    yield made
+    yield fakes
     for model, _ in FAMILIES.values():
         for module in model.modules():
             vars(module).pop("forward", None)
@@ -177,8 +177,10 @@ class Gated(torch.nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         if self.limit == 0:
             raise RuntimeError("this code needs more than numbers")
-        found: Tensor = self.down_proj(self.act_fn(self.gate_proj(hidden)) * self.up_proj(hidden).clamp(max=self.limit))
-        return found
+        output: Tensor = self.down_proj(
+            self.act_fn(self.gate_proj(hidden)) * self.up_proj(hidden).clamp(max=self.limit)
+        )
+        return output
 
 
 def rotates_one(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
@@ -211,8 +213,8 @@ def test_another_rotation_stays_as_it_is(rotation: Any, kernels: Kernels, monkey
 
 def test_a_missing_package_is_named_with_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    said = f"trainer.use_liger_kernel = true needs the package liger-kernel: {install_command('liger')}"
-    with pytest.raises(UserError, match=re.escape(said)):
+    message = f"trainer.use_liger_kernel = true needs the package liger-kernel: {install_command('liger')}"
+    with pytest.raises(UserError, match=re.escape(message)):
         fuse(FAMILIES["llama"][0])
 
 
@@ -221,13 +223,13 @@ def test_a_missing_package_is_named_with_the_field(monkeypatch: pytest.MonkeyPat
 def test_kernels_on_a_gpu_compute_what_transformers_computes(family: str) -> None:
     model, counts = FAMILIES[family]
     model, ids = model.cuda().bfloat16(), IDS.cuda()
-    found = []
+    results = []
     for fused in (False, True):
         if fused:
             assert dict(+fuse_layers(model, torch.device("cuda"), torch.bfloat16, field="")) == counts
         model.zero_grad()
         logits = model(ids).logits
         logits.float().square().mean().backward()
-        found.append([logits, *(each.grad for each in model.parameters())])
-    for one, other in zip(*found, strict=True):
+        results.append([logits, *(parameter.grad for parameter in model.parameters())])
+    for one, other in zip(*results, strict=True):
         assert (one.float() - other.float()).norm() < 0.05 * other.float().norm()

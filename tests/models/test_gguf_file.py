@@ -107,7 +107,7 @@ def write(
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(rule)
         writer.add_token_list(VOCABULARY)
-        writer.add_token_types([TokenType.CONTROL if each in SPECIAL else TokenType.NORMAL for each in VOCABULARY])
+        writer.add_token_types([TokenType.CONTROL if token in SPECIAL else TokenType.NORMAL for token in VOCABULARY])
         writer.add_token_merges(["Ġ t", "h e", "Ġt he", "Ġ Ġ", "1 2"])
         writer.add_bos_token_id(1)
         writer.add_eos_token_id(2)
@@ -148,15 +148,15 @@ def interleaved(weight: Tensor, heads: int) -> Tensor:
 
 
 def convert(file: Path, folder: Path, *words: str) -> str:
-    done = CliRunner().invoke(cli, ["model", "from-gguf", str(file), str(folder), *words])
-    assert done.exit_code == 0, done.output
-    return done.output
+    result = CliRunner().invoke(cli, ["model", "from-gguf", str(file), str(folder), *words])
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def logits(model: PreTrainedModel) -> Tensor:
     with torch.no_grad():
-        found: Tensor = model(torch.arange(40)[None]).logits
-    return found
+        output: Tensor = model(torch.arange(40)[None]).logits
+    return output
 
 
 @pytest.mark.sampled(3)
@@ -176,12 +176,15 @@ def test_the_folder_holds_the_model_that_transformers_reads(
     assert not hasattr(stored.config, "quantization_config")
     assert torch.equal(logits(stored), logits(read))
     assert torch.allclose(logits(stored), logits(model), atol={F32: 1e-6, F16: 1e-3, Q8_0: 1e-2}[kind])
-    ours, theirs = load_tokenizer(str(tmp_path / "lm")), AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)
-    assert ours.encode(TEXT) == theirs.encode(TEXT)
-    assert ours.decode(ours.encode(TEXT)) == TEXT
-    assert len(ours.encode(" the<|im_end|>")) == 2
-    assert ours.chat_template == TEMPLATE
-    assert (ours.eos_token_id, ours.pad_token_id) == (2, 2)
+    tokenizer, reference = (
+        load_tokenizer(str(tmp_path / "lm")),
+        AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name),
+    )
+    assert tokenizer.encode(TEXT) == reference.encode(TEXT)
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    assert len(tokenizer.encode(" the<|im_end|>")) == 2
+    assert tokenizer.chat_template == TEMPLATE
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (2, 2)
 
 
 def test_all_tokens_that_end_an_answer_are_kept_and_weights_take_half_the_space(tmp_path: Path) -> None:
@@ -211,16 +214,16 @@ def test_the_rotation_of_llama_3_is_recognized_in_its_divisors(tmp_path: Path) -
     [("gpt-2", ["a", "Ġ", "Ġ", "12"]), ("smollm", ["a", "ĠĠ", "1", "2"]), ("starcoder", ["a", "ĠĠ", "1", "2"])],
 )
 def test_text_is_split_by_the_rule_that_the_file_names(rule: str, tokens: list[str], tmp_path: Path) -> None:
-    said = convert(write(tmp_path / "model.gguf", llama(), rule=rule), tmp_path / "lm")
+    output = convert(write(tmp_path / "model.gguf", llama(), rule=rule), tmp_path / "lm")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "lm")
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("a  12")) == tokens
-    assert "splits text" not in said
+    assert "splits text" not in output
 
 
 def test_what_the_tokenizer_lacks_is_said(tmp_path: Path) -> None:
-    said = convert(write(tmp_path / "bare.gguf", llama(), template=False, rule="poro-chat"), tmp_path / "lm")
-    assert "It has no chat template: a run needs a chat_template.jinja in the folder." in said
-    assert "splits text by the rule poro-chat, for which transformers takes GPT-2's" in said
+    output = convert(write(tmp_path / "bare.gguf", llama(), template=False, rule="poro-chat"), tmp_path / "lm")
+    assert "It has no chat template: a run needs a chat_template.jinja in the folder." in output
+    assert "splits text by the rule poro-chat, for which transformers takes GPT-2's" in output
 
 
 def adding(name: str, values: ArrayLike) -> Callable[[GGUFWriter], object]:
@@ -244,21 +247,21 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_file_that_would_be_another_model_is_refused(case: str, tmp_path: Path) -> None:
-    options, why = REFUSED[case]
-    refused(write(tmp_path / "model.gguf", llama(), **options), tmp_path / "lm", why)
-    assert [each.name for each in tmp_path.iterdir()] == ["model.gguf"]
+    options, reason = REFUSED[case]
+    refused(write(tmp_path / "model.gguf", llama(), **options), tmp_path / "lm", reason)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 
 def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
-    whole = write(tmp_path / "model.gguf", llama()).read_bytes()
-    for content, why in (
+    model_bytes = write(tmp_path / "model.gguf", llama()).read_bytes()
+    for content, reason in (
         (b"", "is not a GGUF file"),
         (b"PK\3\4 a wheel", "is not a GGUF file"),
-        (whole[:100], "is damaged or incomplete: copy it again"),
-        (whole[:-5000], "is damaged or incomplete: copy it again"),
+        (model_bytes[:100], "is damaged or incomplete: copy it again"),
+        (model_bytes[:-5000], "is damaged or incomplete: copy it again"),
     ):
         (tmp_path / "other.gguf").write_bytes(content)
-        refused(tmp_path / "other.gguf", tmp_path / "lm", why)
+        refused(tmp_path / "other.gguf", tmp_path / "lm", reason)
 
 
 def test_an_existing_folder_is_not_replaced(tmp_path: Path) -> None:
@@ -269,9 +272,9 @@ def test_an_existing_folder_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "lm" / "config.json").read_text() == "{}"
 
 
-def refused(file: Path, folder: Path, why: str) -> None:
-    done = CliRunner().invoke(cli, ["model", "from-gguf", str(file), str(folder)])
-    said = str(done.exception)
-    assert type(done.exception).__name__ in ("ModelError", "UserError"), done.output
-    assert why in said
-    assert len(said.splitlines()) == 1
+def refused(file: Path, folder: Path, reason: str) -> None:
+    result = CliRunner().invoke(cli, ["model", "from-gguf", str(file), str(folder)])
+    message = str(result.exception)
+    assert type(result.exception).__name__ in ("ModelError", "UserError"), result.output
+    assert reason in message
+    assert len(message.splitlines()) == 1

@@ -56,7 +56,7 @@ def test_a_hub_model_that_cannot_be_fetched_is_told() -> None:
         load("nobody/nothing")
 
 
-@pytest.mark.parametrize("damage", [lambda whole: b"garbage", lambda whole: whole[: len(whole) // 2]])
+@pytest.mark.parametrize("damage", [lambda content: b"garbage", lambda content: content[: len(content) // 2]])
 def test_damaged_weights_are_told(folder: Path, damage: Callable[[bytes], bytes]) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(damage(file.read_bytes()))
@@ -65,12 +65,12 @@ def test_damaged_weights_are_told(folder: Path, damage: Callable[[bytes], bytes]
 
 
 @pytest.mark.parametrize(
-    ("model_type", "said"),
+    ("model_type", "message"),
     [("hyena9", "transformers does not know its architecture"), ("vit", "it is not a causal language model")],
 )
-def test_an_architecture_that_cannot_be_trained_is_told(folder: Path, model_type: str, said: str) -> None:
+def test_an_architecture_that_cannot_be_trained_is_told(folder: Path, model_type: str, message: str) -> None:
     configure(folder, model_type=model_type)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         load(folder)
 
 

@@ -57,10 +57,10 @@ def test_merged_weights_have_the_names_of_the_plain_model_and_compute_the_same(n
 
 
 def test_a_layer_is_merged_by_the_formula() -> None:
-    one = SkyRLLoraConfig(rank=1, alpha=3)
+    config = SkyRLLoraConfig(rank=1, alpha=3)
     names = ("x.lora_B.default.weight", "x.base_layer.bias", "x.base_layer.weight", "x.lora_A.default.weight", "y")
     values = ([[1.0], [2.0]], [7.0, 7.0], [[1.0, 1.0], [1.0, 1.0]], [[10.0, 0.0]], [5.0])
-    weights = dict(merge_adapters(((n, torch.tensor(v)) for n, v in zip(names, values, strict=True)), one))
+    weights = dict(merge_adapters(((n, torch.tensor(v)) for n, v in zip(names, values, strict=True)), config))
     assert list(weights) == ["x.bias", "x.weight", "y"]
     assert weights["x.weight"].tolist() == [[31.0, 1.0], [61.0, 1.0]]  # W + 3 / 1 B A
 
@@ -69,9 +69,9 @@ def test_what_an_adapter_starts_from_follows_from_the_seed_alone(nano: Path) -> 
     torch.manual_seed(5)
     first = dict(adapted(nano, seed=1).named_parameters())
     state = torch.random.get_rng_state()
-    again = dict(adapted(nano, seed=1).named_parameters())
+    repeat = dict(adapted(nano, seed=1).named_parameters())
     assert torch.equal(state, torch.random.get_rng_state())
-    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert all(torch.equal(first[name], repeat[name]) for name in first)
     other = dict(adapted(nano, seed=2).named_parameters())
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
@@ -88,12 +88,12 @@ def test_what_an_adapter_starts_from_follows_from_the_seed_alone(nano: Path) -> 
 )
 def test_modules_are_chosen_by_name_or_expression(settings: dict[str, Any], modules: set[str], nano: Path) -> None:
     model = adapted(nano, SkyRLLoraConfig(rank=4, alpha=8, **settings))
-    found = {name.split(".")[-4] for name, _ in model.named_parameters() if "lora_A" in name}
-    assert found == modules
+    names = {name.split(".")[-4] for name, _ in model.named_parameters() if "lora_A" in name}
+    assert names == modules
 
 
 @pytest.mark.parametrize(
-    ("targets", "said"),
+    ("targets", "message"),
     [
         (("nothing",), "no adapter fits this model"),
         (("embed_tokens",), "matches model.embed_tokens, a Embedding: adapters are for linear layers"),
@@ -101,13 +101,13 @@ def test_modules_are_chosen_by_name_or_expression(settings: dict[str, Any], modu
     ],
 )
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
-def test_modules_that_cannot_have_one_are_named(targets: tuple[str, ...], said: str, nano: Path) -> None:
-    with pytest.raises(ModelError, match=f"trainer.policy.model.lora.*{said}"):
+def test_modules_that_cannot_have_one_are_named(targets: tuple[str, ...], message: str, nano: Path) -> None:
+    with pytest.raises(ModelError, match=f"trainer.policy.model.lora.*{message}"):
         adapted(nano, SkyRLLoraConfig(rank=4, alpha=8, target_modules=targets))
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"target_modules": ("q_proj", "w_proj")}, "target_modules: no module of this model is called 'w_proj'"),
         ({"exclude_modules": ("w_proj",)}, "exclude_modules: no module of this model is called 'w_proj'"),
@@ -115,6 +115,6 @@ def test_modules_that_cannot_have_one_are_named(targets: tuple[str, ...], said: 
     ],
 )
 @pytest.mark.filterwarnings("ignore:You have passed exclude_modules")
-def test_names_that_no_module_has_are_refused(settings: dict[str, Any], said: str, nano: Path) -> None:
-    with pytest.raises(ModelError, match=f"trainer.policy.model.lora.{said}"):
+def test_names_that_no_module_has_are_refused(settings: dict[str, Any], message: str, nano: Path) -> None:
+    with pytest.raises(ModelError, match=f"trainer.policy.model.lora.{message}"):
         adapted(nano, SkyRLLoraConfig(rank=4, alpha=8, **settings))

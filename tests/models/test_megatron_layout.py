@@ -178,9 +178,9 @@ def test_every_number_of_a_real_model_has_one_place(name: str, parts: int) -> No
                 for name, pieces in expert_layout_of(sizes, groups=2, parts=parts, rank=rank).items()
             }
         for piece in (piece for pieces in layout.values() for piece in pieces):
-            whole = matrix_of(stored[piece.weight])
-            width = 1 if whole.dim() == 1 else len(piece.columns) if piece.columns else whole.shape[1]
-            is_cut = len(piece.rows) * width < whole.numel() or parts == 1
+            matrix = matrix_of(stored[piece.weight])
+            width = 1 if matrix.dim() == 1 else len(piece.columns) if piece.columns else matrix.shape[1]
+            is_cut = len(piece.rows) * width < matrix.numel() or parts == 1
             placed[piece.weight] += len(piece.rows) * width if is_cut or part == 0 else 0
     assert placed == {name: weight.numel() for name, weight in stored.items()}
 

@@ -27,8 +27,8 @@ def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
     model.zero_grad()
     x = x.clone().requires_grad_()
     model(x).square().sum().backward()
-    found = [x.grad, *(each.grad for each in model.parameters())]
-    return [each for each in found if each is not None]
+    grads = [x.grad, *(parameter.grad for parameter in model.parameters())]
+    return [grad for grad in grads if grad is not None]
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -37,9 +37,9 @@ def test_values_and_gradients_are_those_of_a_plain_layer(bias: bool) -> None:
     fast = copy.deepcopy(plain)
     compute_with_onednn(fast)
     torch.testing.assert_close(fast(x), plain(x), atol=1e-5, rtol=1e-5)
-    wanted, found = gradients(plain, x), gradients(fast, x)
-    assert len(found) == len(wanted) == 1 + len(list(plain.parameters()))
-    for one, other in zip(found, wanted, strict=True):
+    expected, grads = gradients(plain, x), gradients(fast, x)
+    assert len(grads) == len(expected) == 1 + len(list(plain.parameters()))
+    for one, other in zip(grads, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
@@ -47,8 +47,8 @@ def test_a_frozen_weight_gets_no_gradient_and_passes_one_on() -> None:
     plain, x = two_layers(True).requires_grad_(False), torch.randn(70, 64)
     fast = copy.deepcopy(plain)
     compute_with_onednn(fast)
-    [wanted], [found] = gradients(plain, x), gradients(fast, x)
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    [expected], [grad] = gradients(plain, x), gradients(fast, x)
+    torch.testing.assert_close(grad, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_the_same_input_gives_the_same_bits_again() -> None:
@@ -82,7 +82,7 @@ def test_parameters_keep_their_names_and_thin_or_foreign_layers_are_left_alone()
     model = nn.Sequential(nn.Linear(64, 64), Own(64, 64), nn.Linear(64, 8))
     names = list(model.state_dict())
     compute_with_onednn(model)
-    assert [type(each) for each in model] == [OneDnnLinear, Own, nn.Linear]
+    assert [type(layer) for layer in model] == [OneDnnLinear, Own, nn.Linear]
     assert list(model.state_dict()) == names
 
 

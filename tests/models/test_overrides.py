@@ -42,9 +42,9 @@ def test_a_base_alone_and_a_scaling_alone_leave_the_other_as_it_was() -> None:
 
 def test_a_scaling_counts_from_the_positions_that_the_model_had() -> None:
     longer = {"rope_scaling": {"type": "yarn", "factor": 4.0}, "max_position_embeddings": 1024}
-    found: Any = with_overrides(OWN, longer)
-    assert found.max_position_embeddings == 1024
-    assert found.rope_parameters["original_max_position_embeddings"] == 256
+    config: Any = with_overrides(OWN, longer)
+    assert config.max_position_embeddings == 1024
+    assert config.rope_parameters["original_max_position_embeddings"] == 256
     assert changed_values(OWN, longer).keys() == {"max_position_embeddings", "rope_parameters"}
     assert OWN.max_position_embeddings == 256
 

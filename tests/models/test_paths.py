@@ -70,7 +70,7 @@ def test_what_is_neither_a_folder_nor_a_hub_name_is_told(
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         ((), "contains no config.json"),
         (("model.safetensors",), "contains no config.json"),
@@ -78,8 +78,8 @@ def test_what_is_neither_a_folder_nor_a_hub_name_is_told(
         (("config.json", "pytorch_model.bin"), "contains no weights in safetensors"),
     ],
 )
-def test_a_folder_that_lacks_something_says_what(tmp_path: Path, files: tuple[str, ...], said: str) -> None:
-    assert said in (check_model_path(str(folder_with(tmp_path, files))) or "")
+def test_a_folder_that_lacks_something_says_what(tmp_path: Path, files: tuple[str, ...], message: str) -> None:
+    assert message in (check_model_path(str(folder_with(tmp_path, files))) or "")
 
 
 def test_every_file_that_the_index_of_the_weights_names_has_to_be_there(tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_checking_a_path_imports_neither_torch_nor_transformers() -> None:
         "import sys; from skyrl.models.files.paths import check_model_path; check_model_path('/nowhere');"
         "print(*{'torch', 'transformers', 'numpy', 'tokenizers'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == ""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.strip() == ""
 
 
 UNBOUNDED: dict[str, Callable[[Path], object]] = {
@@ -123,12 +123,12 @@ def large(file: Path) -> None:
 @pytest.mark.parametrize("name", UNBOUNDED)
 def test_a_file_of_a_model_that_never_ends_is_named_and_not_read(name: str, tmp_path: Path) -> None:
     UNBOUNDED[name](tmp_path / name)
-    for why in (
+    for reason in (
         check_model_path(str(tmp_path)),
         check_model_path(str(tmp_path), weights=False),
         tokenizer_failure(str(tmp_path)),
     ):
-        assert f"{tmp_path / name} is " in (why or "")
+        assert f"{tmp_path / name} is " in (reason or "")
 
 
 def test_weights_may_be_of_any_size(tmp_path: Path) -> None:

@@ -36,9 +36,9 @@ def test_one_seed_draws_the_same_weights_and_leaves_other_draws_alone(bare: Path
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    one, again, other = drawn(bare, 1), drawn(bare, 1), drawn(bare, 2)
+    one, repeat, other = drawn(bare, 1), drawn(bare, 1), drawn(bare, 2)
     assert torch.equal(torch.rand(2), expected)
-    assert all(torch.equal(weight, again[name]) for name, weight in one.items())
+    assert all(torch.equal(weight, repeat[name]) for name, weight in one.items())
     name = "model.layers.0.mlp.up_proj.weight"
     assert not torch.equal(one[name], other[name])
     assert one[name].std() == pytest.approx(0.3, rel=0.1)  # initializer_range of its configuration

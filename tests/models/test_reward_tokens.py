@@ -46,7 +46,7 @@ def test_served_in_process_and_training_scores_are_one(scorer: Any, name: str, t
     compared = 0
     for chat, tools in FORMS.values():
         other = [*chat[:-1], {"role": "assistant", "content": "another"}]
-        row = {"chosen": [dict(each) for each in chat], "rejected": other}
+        row = {"chosen": [dict(message) for message in chat], "rejected": other}
         try:
             pairs = load_preferences((write(tmp_path / "pairs.jsonl", [row]),), tokenizer, RewardModelConfig(), 2048)
         except DataError:
@@ -74,5 +74,5 @@ def test_text_that_no_tokenizer_takes_is_the_fault_of_the_request(scorer: Any, t
     chat = '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "\\ud800"}]'
     answer = client.post("/score", content=f'{{"chats": [{chat}]}}', headers={"content-type": "application/json"})
     assert answer.status_code == 400 and "lone surrogate" in answer.json()["error"]
-    asked = client.post("/score", json={"chats": [[{"role": "user", "content": "a"}]]})
-    assert asked.status_code == 400 and "no message is from the assistant" in asked.json()["error"]
+    response = client.post("/score", json={"chats": [[{"role": "user", "content": "a"}]]})
+    assert response.status_code == 400 and "no message is from the assistant" in response.json()["error"]

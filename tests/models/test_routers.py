@@ -46,12 +46,14 @@ def test_the_balance_loss_of_a_row_is_that_of_transformers_and_ignores_padding(k
     loads = routers.loads()
     experts = router_logits[0].shape[1]
     for row, length in enumerate(LENGTHS.tolist()):
-        own = [each.view(2, 12, experts)[row, :length] for each in router_logits]
-        layers = [load_balancing_loss_func((each,), experts, 2) for each in own]
+        own = [logits.view(2, 12, experts)[row, :length] for logits in router_logits]
+        layers = [load_balancing_loss_func((logits,), experts, 2) for logits in own]
         torch.testing.assert_close(loads.balance[row], sum(layers) / len(layers))
-        z = sum(each.logsumexp(-1).square().mean() for each in own) / len(own)
+        z = sum(logits.logsumexp(-1).square().mean() for logits in own) / len(own)
         torch.testing.assert_close(loads.z[row], z)
-        entropy = torch.stack([torch.distributions.Categorical(logits=each).entropy().mean() for each in own]).mean()
+        entropy = torch.stack(
+            [torch.distributions.Categorical(logits=logits).entropy().mean() for logits in own]
+        ).mean()
         torch.testing.assert_close(loads.entropy[row], entropy)
         assert loads.chosen[:, row].sum(1).tolist() == [2 * length] * len(own)
     (gradient,) = torch.autograd.grad(loads.balance.sum() + loads.z.sum(), model.model.layers[0].mlp.gate.weight)
@@ -99,8 +101,8 @@ def test_replaying_own_choices_is_bitwise_equal_and_other_choices_are_used(kind:
     recorder = ChoiceRecorder(recorded)
     recorded(IDS)
     own = recorder.take()
-    plain, again = replaying(nano_model(kind), None), replaying(nano_model(kind), own)
-    assert plain[0].equal(again[0]) and plain[1].equal(again[1])
+    plain, replayed = replaying(nano_model(kind), None), replaying(nano_model(kind), own)
+    assert plain[0].equal(replayed[0]) and plain[1].equal(replayed[1])
     assert replaying(nano_model(kind), torch.full_like(own, -1))[0].equal(plain[0])
     others = (own + 1) % 4
     logits, gradient = replaying(nano_model(kind), others)

@@ -37,9 +37,9 @@ def trained(model: Any) -> Any:
 def test_a_stored_model_computes_the_same_when_transformers_loads_it(folder: Path, tmp_path: Path) -> None:
     model, tokenizer = load(folder)
     store(trained(model), tokenizer, tmp_path / "export")
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
-    torch.testing.assert_close(again(IDS).logits, model(IDS).logits, rtol=0, atol=0)
-    assert again.generation_config.eos_token_id == model.generation_config.eos_token_id
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    torch.testing.assert_close(reloaded(IDS).logits, model(IDS).logits, rtol=0, atol=0)
+    assert reloaded.generation_config.eos_token_id == model.generation_config.eos_token_id
     reader = AutoTokenizer.from_pretrained(tmp_path / "export")
     assert (reader.chat_template, reader.encode("sort: ab")) == (tokenizer.chat_template, tokenizer.encode("sort: ab"))
 
@@ -53,8 +53,8 @@ def test_a_head_of_its_own_is_stored_too(folder: Path, tmp_path: Path) -> None:
     tied, tokenizer = load(folder)
     model = Qwen2ForCausalLM(Qwen2Config(**tied.config.to_dict() | {"tie_word_embeddings": False}))
     store(model, tokenizer, tmp_path / "export")
-    again, _ = load(tmp_path / "export")
-    torch.testing.assert_close(again(IDS).logits, model.eval()(IDS).logits, rtol=0, atol=0)
+    reloaded, _ = load(tmp_path / "export")
+    torch.testing.assert_close(reloaded(IDS).logits, model.eval()(IDS).logits, rtol=0, atol=0)
 
 
 @pytest.mark.sampled(3)
@@ -65,22 +65,24 @@ def test_the_configuration_says_whether_the_head_is_tied(
 ) -> None:
     model, tokenizer = load(folder)
     embedding = model.get_input_embeddings().weight.detach()
-    given = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+    tensors = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
     other = embedding.clone()
     other[-1, -1] += 1.0
     head = {"equal": embedding.clone(), "other": -embedding, "other in one number": other}.get(weights)
-    given = {name: weight for name, weight in given.items() if name != "lm_head.weight"}
-    given |= {} if head is None else {"lm_head.weight": head}
+    tensors = {name: weight for name, weight in tensors.items() if name != "lm_head.weight"}
+    tensors |= {} if head is None else {"lm_head.weight": head}
     model.config.tie_word_embeddings = configured
     store_weights = tmp_path / "like"
     model.config.save_pretrained(store_weights)
     tokenizer.save_pretrained(store_weights)
-    Export(like=str(store_weights), folder=tmp_path / "export")(iter(given.items()))
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "export").eval()
-    hidden = again.model(IDS).last_hidden_state
-    torch.testing.assert_close(again(IDS).logits, hidden @ (embedding if head is None else head).T, rtol=0, atol=1e-5)
-    said = again.config.tie_word_embeddings
-    assert said is {"equal": configured, "no head": True}.get(weights, False)
+    Export(like=str(store_weights), folder=tmp_path / "export")(iter(tensors.items()))
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "export").eval()
+    hidden = reloaded.model(IDS).last_hidden_state
+    torch.testing.assert_close(
+        reloaded(IDS).logits, hidden @ (embedding if head is None else head).T, rtol=0, atol=1e-5
+    )
+    tied = reloaded.config.tie_word_embeddings
+    assert tied is {"equal": configured, "no head": True}.get(weights, False)
     assert "both are present in the checkpoints" not in caplog.text
 
 
@@ -90,8 +92,8 @@ def test_an_older_model_is_replaced_and_nothing_is_left_beside_it(folder: Path) 
     store(trained(model), tokenizer, folder)
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     assert not (folder / "stale.txt").exists()
-    again, _ = load(folder)
-    torch.testing.assert_close(again(IDS).logits, model(IDS).logits, rtol=0, atol=0)
+    reloaded, _ = load(folder)
+    torch.testing.assert_close(reloaded(IDS).logits, model(IDS).logits, rtol=0, atol=0)
 
 
 def test_what_an_interrupted_export_left_is_cleared_by_the_next(folder: Path) -> None:

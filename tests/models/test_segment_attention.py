@@ -46,9 +46,9 @@ def test_every_token_sees_its_own_prompt_and_its_own_answer_so_far(
                     seen[token, prompt.start : prompt.stop] = True
     row = Segments(segments, query.device)
     assert row.fit_together == together
-    found, _ = segment_attention(torch.nn.Identity(), query, key, value, None, segments=row)
+    output, _ = segment_attention(torch.nn.Identity(), query, key, value, None, segments=row)
     expected = scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True).transpose(1, 2)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
 
 
 SHORT_AND_LONG = [
@@ -76,17 +76,17 @@ def test_bounds_count_from_the_start_of_each_sequence(
         module.layer_idx = 0
         module.config = SimpleNamespace(layer_types=[kind], sliding_window=6, attention_chunk_size=7)
     window = bounds[None] if kind is None else None  # what a module of an older kind passes to its attention
-    given: Any = {"sliding_window": window, "softcap": cap, "s_aux": sinks}
+    kwargs: Any = {"sliding_window": window, "softcap": cap, "s_aux": sinks}
     row = Segments(segments, query.device)
-    found, _ = segment_attention(module, query, key, value, None, segments=row, **given)
-    alone, _ = segment_attention(module, query[:, :, :20], key[:, :, :20], value[:, :, :20], None, **given)
-    torch.testing.assert_close(alone, by_hand(query[0], key[0], value[0], torch.arange(20), bounds, kind, cap, sinks))
+    output, _ = segment_attention(module, query, key, value, None, segments=row, **kwargs)
+    single, _ = segment_attention(module, query[:, :, :20], key[:, :, :20], value[:, :, :20], None, **kwargs)
+    torch.testing.assert_close(single, by_hand(query[0], key[0], value[0], torch.arange(20), bounds, kind, cap, sinks))
     for segment in segments:
         prompt, first = torch.arange(segment.start, segment.start + segment.prompt), segment.start + segment.prompt
         for answer in segment.answers or (0,):
             own = torch.cat((prompt, torch.arange(first, first + answer)))
             expected = by_hand(query[0], key[0], value[0], own, bounds, kind, cap, sinks)
-            torch.testing.assert_close(found[:, own], expected, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(output[:, own], expected, atol=1e-5, rtol=1e-5)
             first += answer
 
 
@@ -94,7 +94,7 @@ def by_hand(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    places: Tensor,
+    positions: Tensor,
     bounds: dict[str | None, int],
     kind: str | None,
     cap: float | None,
@@ -102,14 +102,14 @@ def by_hand(
 ) -> Tensor:
     """(1, n, heads, D): attention of one sequence at these places of the row."""
     query, key, value = (
-        query[:, places],
-        key[:, places].repeat_interleave(2, 0),
-        value[:, places].repeat_interleave(2, 0),
+        query[:, positions],
+        key[:, positions].repeat_interleave(2, 0),
+        value[:, positions].repeat_interleave(2, 0),
     )
     scores = query @ key.transpose(1, 2) / 8**0.5
     if cap is not None:
         scores = cap * torch.tanh(scores / cap)
-    later, earlier = torch.arange(len(places)).unsqueeze(1), torch.arange(len(places))
+    later, earlier = torch.arange(len(positions)).unsqueeze(1), torch.arange(len(positions))
     seen = earlier <= later
     if kind in ("sliding_attention", None):
         seen &= earlier > later - bounds[kind]
@@ -131,6 +131,6 @@ def test_dropout_of_attention_weights_leaves_the_mean_as_it_is(segments: tuple[S
     def attended(dropout: float) -> torch.Tensor:
         return segment_attention(torch.nn.Identity(), query, key, value, None, segments=row, dropout=dropout)[0]
 
-    whole, draws = attended(0.0), torch.stack([attended(0.5) for _ in range(2000)])
+    full, draws = attended(0.0), torch.stack([attended(0.5) for _ in range(2000)])
     assert (draws[0] - draws[1]).abs().max() > 0.1
-    torch.testing.assert_close(draws.mean(0), whole, atol=0.15, rtol=0)
+    torch.testing.assert_close(draws.mean(0), full, atol=0.15, rtol=0)

@@ -13,15 +13,15 @@ from skyrl.models.saving.shrinking import shrink
 
 
 def test_a_miniature_is_narrow_and_speaks_as_its_model_does(nano: Path, tmp_path: Path) -> None:
-    told = shrink(str(nano / "model"), tmp_path / "small")
+    summary = shrink(str(nano / "model"), tmp_path / "small")
     before, after = (AutoConfig.from_pretrained(folder) for folder in (nano / "model", tmp_path / "small"))
-    assert told == "2 layers of width 32 are 2 of width 64, with random weights"
+    assert summary == "2 layers of width 32 are 2 of width 64, with random weights"
     assert after.num_attention_heads == before.num_attention_heads
     assert after.num_key_value_heads == before.num_key_value_heads
     assert after.vocab_size == before.vocab_size
-    ours, theirs = (AutoTokenizer.from_pretrained(folder) for folder in (tmp_path / "small", nano / "model"))
-    assert ours("a b").input_ids == theirs("a b").input_ids
-    assert ours.chat_template == theirs.chat_template
+    small, original = (AutoTokenizer.from_pretrained(folder) for folder in (tmp_path / "small", nano / "model"))
+    assert small("a b").input_ids == original("a b").input_ids
+    assert small.chat_template == original.chat_template
 
 
 @pytest.mark.parametrize("kind", [LlamaConfig, Qwen3Config, Qwen3MoeConfig])

@@ -42,9 +42,9 @@ def plain(nano: Path) -> Any:
 def test_a_model_starts_from_the_stored_adapter_as_peft_reads_it(nano: Path) -> None:
     from peft import PeftModel
 
-    theirs = PeftModel.from_pretrained(plain(nano), nano / "adapter")
+    reference = PeftModel.from_pretrained(plain(nano), nano / "adapter")
     ours = with_adapter(plain(nano), lora(nano), seed=0, field=FIELD).eval()
-    torch.testing.assert_close(ours(IDS).logits, theirs(IDS).logits, rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours(IDS).logits, reference(IDS).logits, rtol=0, atol=1e-6)
     assert (ours(IDS).logits - plain(nano)(IDS).logits).abs().max() > 0.1
 
 
@@ -78,19 +78,19 @@ async def test_a_reference_with_the_adapter_that_a_policy_starts_from_scores_lik
 def without_a_layer(folder: Path) -> None:
     tensors = load_file(folder / "adapter_model.safetensors")
     save_file(
-        {name: each for name, each in tensors.items() if ".layers.0." in name}, folder / "adapter_model.safetensors"
+        {name: tensor for name, tensor in tensors.items() if ".layers.0." in name}, folder / "adapter_model.safetensors"
     )
 
 
 def with_a_layer_more(folder: Path) -> None:
     tensors = load_file(folder / "adapter_model.safetensors")
-    more = {name.replace("q_proj", "v_proj"): each.clone() for name, each in tensors.items()}
+    more = {name.replace("q_proj", "v_proj"): tensor.clone() for name, tensor in tensors.items()}
     save_file(tensors | more, folder / "adapter_model.safetensors")
 
 
 def with_another_width(folder: Path) -> None:
     tensors = load_file(folder / "adapter_model.safetensors")
-    wide = {name: torch.zeros(4, 64) if "lora_A" in name else each for name, each in tensors.items()}
+    wide = {name: torch.zeros(4, 64) if "lora_A" in name else tensor for name, tensor in tensors.items()}
     save_file(wide, folder / "adapter_model.safetensors")
 
 
@@ -107,7 +107,7 @@ def torn(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (shutil.rmtree, r"lora\.path: .* contains no adapter .* give a folder with PEFT's"),
         (torn, r"lora\.path: .* contains no adapter"),
@@ -120,10 +120,10 @@ def torn(folder: Path) -> None:
     ],
 )
 def test_an_adapter_that_does_not_fit_is_refused(
-    spoil: Callable[[Path], None], said: str, nano: Path, tmp_path: Path
+    spoil: Callable[[Path], None], message: str, nano: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(nano / "adapter", tmp_path / "adapter")
     spoil(tmp_path / "adapter")
     stored = evolve(lora(nano), path=str(tmp_path / "adapter"))
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         with_adapter(plain(nano), stored, seed=0, field=FIELD)

@@ -24,7 +24,7 @@ VISION: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def vision_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A tiny Qwen3.5 that also sees, in a folder."""
     torch.manual_seed(0)
     model: Any = Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=TEXT, vision_config=VISION)).eval()
@@ -33,8 +33,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, model
 
 
-def test_a_learner_is_the_language_model_and_computes_what_the_whole_does(whole: tuple[Path, Any]) -> None:
-    folder, model = whole
+def test_a_learner_is_the_language_model_and_computes_what_the_whole_does(vision_model: tuple[Path, Any]) -> None:
+    folder, model = vision_model
     text = load_causal_lm(str(folder), dtype=torch.float32, attention="sdpa", device=torch.device("cpu")).eval()
     assert type(text).__name__ == "Qwen3_5ForCausalLM"
     assert not [name for name, _ in text.named_parameters() if "visual" in name]

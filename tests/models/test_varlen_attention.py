@@ -34,7 +34,7 @@ def loop(
         seen = torch.ones(len(own), len(keys), dtype=torch.bool).tril(before)
         if window:
             seen &= torch.ones_like(seen).triu(before - window + 1)
-        own, keys, values = (each.transpose(0, 1) for each in (own, keys, values))
+        own, keys, values = (tensor.transpose(0, 1) for tensor in (own, keys, values))
         mixed.append(
             scaled_dot_product_attention(own, keys, values, attn_mask=seen, enable_gqa=True, **kwargs).transpose(0, 1)
         )
@@ -50,10 +50,10 @@ def row(segments: tuple[Segment, ...], dtype: torch.dtype, device: str = "cpu") 
 
 def attended(segments: tuple[Segment, ...], tensors: list[Tensor]) -> list[Tensor]:
     """The result, and the gradient of its sum of squares by query, key and value."""
-    made = Segments(segments, tensors[0].device)
+    layout = Segments(segments, tensors[0].device)
     query, key, value = tensors
-    found, _ = segment_attention.segment_attention(torch.nn.Identity(), query, key, value, None, segments=made)
-    return [found, *torch.autograd.grad(found.float().square().sum(), tensors)]
+    output, _ = segment_attention.segment_attention(torch.nn.Identity(), query, key, value, None, segments=layout)
+    return [output, *torch.autograd.grad(output.float().square().sum(), tensors)]
 
 
 def patched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,8 +67,8 @@ def test_sequences_are_told_apart_by_where_they_begin(
 ) -> None:
     expected = attended(segments, row(segments, torch.bfloat16))
     patched(monkeypatch)
-    for found, wanted in zip(attended(segments, row(segments, torch.bfloat16)), expected, strict=True):
-        torch.testing.assert_close(found, wanted, atol=2e-2, rtol=2e-2)
+    for result, reference in zip(attended(segments, row(segments, torch.bfloat16)), expected, strict=True):
+        torch.testing.assert_close(result, reference, atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_windows_and_chunks_are_those_of_masks(
     """A window is an argument of the kernel; chunks are sequences of their own."""
     patched(monkeypatch)
     weighing = Weighing(None, bounds=bounds)
-    query, key, value = (each.detach() for each in row(segments, torch.float32))
+    query, key, value = (tensor.detach() for tensor in row(segments, torch.float32))
     by_kernel, by_masks = (
         attend(Segments(segments, query.device), query, key, value, weighing)
         for attend in (segment_attention._varlen, segment_attention._attend_per_segment)
@@ -93,18 +93,18 @@ def test_windows_and_chunks_are_those_of_masks(
 
 
 def test_a_prompt_is_computed_once_and_read_by_each_answer() -> None:
-    made = Segments(SHARED, torch.device("cpu")).sequences(WHOLE)
-    assert made.query_bounds.tolist() == [0, 5, 8, 9, 18, 22]
-    assert made.key_bounds.tolist() == [0, 5, 13, 19, 33, 37]
-    assert made.keys is not None
-    assert made.keys[5:13].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]  # the prompt, then the first answer
-    assert made.keys[13:19].tolist() == [0, 1, 2, 3, 4, 8]
-    assert (made.longest_query, made.longest_key) == (9, 14)
+    sequences = Segments(SHARED, torch.device("cpu")).sequences(WHOLE)
+    assert sequences.query_bounds.tolist() == [0, 5, 8, 9, 18, 22]
+    assert sequences.key_bounds.tolist() == [0, 5, 13, 19, 33, 37]
+    assert sequences.keys is not None
+    assert sequences.keys[5:13].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]  # the prompt, then the first answer
+    assert sequences.keys[13:19].tolist() == [0, 1, 2, 3, 4, 8]
+    assert (sequences.longest_query, sequences.longest_key) == (9, 14)
 
 
 def test_nothing_is_gathered_where_nothing_is_shared() -> None:
-    made = Segments(APART, torch.device("cpu")).sequences(WHOLE)
-    assert made.keys is None and made.query_bounds.tolist() == made.key_bounds.tolist() == [0, 4, 7]
+    sequences = Segments(APART, torch.device("cpu")).sequences(WHOLE)
+    assert sequences.keys is None and sequences.query_bounds.tolist() == sequences.key_bounds.tolist() == [0, 4, 7]
 
 
 @pytest.mark.parametrize(
@@ -152,18 +152,18 @@ def test_a_call_for_each_long_sequence_computes_the_same(
     monkeypatch.setattr(segment_attention, "KERNELS", [attrs.evolve(KERNELS[0], suits=lambda *_: True)])
     monkeypatch.setattr(segment_attention, "LONG", 4)
     monkeypatch.setattr(segment_attention, "cudnn_attention", whole)
-    for found, wanted in zip(attended(segments, row(segments, torch.float32)), expected, strict=True):
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    for result, reference in zip(attended(segments, row(segments, torch.float32)), expected, strict=True):
+        torch.testing.assert_close(result, reference, atol=1e-5, rtol=1e-5)
     assert lengths == ([5, 8, 6, 14, 4] if segments is SHARED else [4])
 
 
 def test_the_arguments_are_those_of_this_torch() -> None:
-    named = [each.name for each in torch.ops.aten._flash_attention_forward.default._schema.arguments]
+    named = [argument.name for argument in torch.ops.aten._flash_attention_forward.default._schema.arguments]
     assert named[:7] == ["query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k"]
     assert named[7:10] == ["dropout_p", "is_causal", "return_debug_mask"]
     assert {"scale", "window_size_left", "window_size_right"} <= set(named)
     memory_efficient = torch.ops.aten._efficient_attention_forward.default._schema.arguments
-    assert [each.name for each in memory_efficient[3:10]] == [
+    assert [argument.name for argument in memory_efficient[3:10]] == [
         "bias", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "dropout_p", "custom_mask_type"
     ]  # fmt: skip
 
@@ -188,32 +188,32 @@ def test_a_cpu_has_no_such_kernels() -> None:
 def test_a_gpu_computes_what_a_cpu_does(segments: tuple[Segment, ...]) -> None:
     assert varlen_attention.has_varlen_kernels(torch.device("cuda", torch.cuda.current_device()))
     on_gpu = row(segments, torch.bfloat16, "cuda")
-    expected = attended(segments, [each.detach().cpu().float().requires_grad_() for each in on_gpu])
-    for found, wanted in zip(attended(segments, on_gpu), expected, strict=True):
-        assert (found.float().cpu() - wanted).norm() < 0.02 * wanted.norm()  # bfloat16 has 8 bits
+    expected = attended(segments, [tensor.detach().cpu().float().requires_grad_() for tensor in on_gpu])
+    for result, reference in zip(attended(segments, on_gpu), expected, strict=True):
+        assert (result.float().cpu() - reference).norm() < 0.02 * reference.norm()  # bfloat16 has 8 bits
 
 
 @pytest.mark.gpu
 def test_a_gpu_computes_long_sequences_by_cudnn() -> None:
     segments = (Segment(0, 40, (8200, 8300)), Segment(16540, 8192))
-    wide = [torch.cat([each] * 4, -1).detach().requires_grad_() for each in row(segments, torch.bfloat16, "cuda")]
+    wide = [torch.cat([tensor] * 4, -1).detach().requires_grad_() for tensor in row(segments, torch.bfloat16, "cuda")]
     assert segment_attention._are_long(Segments(segments, wide[0].device), wide[0])
-    found = attended(segments, wide)
+    result = attended(segments, wide)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segment_attention, "KERNELS", KERNELS[1:])
-        wanted = attended(segments, wide)
-    for one, other in zip(found, wanted, strict=True):
+        expected = attended(segments, wide)
+    for one, other in zip(result, expected, strict=True):
         assert (one.float() - other.float()).norm() < 0.02 * other.float().norm()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("segments", [SHARED, APART], ids=["shared", "apart"])
 def test_float32_on_a_gpu_computes_the_same_in_one_call(segments: tuple[Segment, ...]) -> None:
-    made, query = Segments(segments, torch.device("cuda")), torch.empty(1, 4, 9, 16, device="cuda")
-    assert next(kernel.attend.__name__ for kernel in KERNELS if kernel.suits(made, query)) == "_efficient"
-    for found, wanted in zip(
+    layout, query = Segments(segments, torch.device("cuda")), torch.empty(1, 4, 9, 16, device="cuda")
+    assert next(kernel.attend.__name__ for kernel in KERNELS if kernel.suits(layout, query)) == "_efficient"
+    for result, reference in zip(
         attended(segments, row(segments, torch.float32, "cuda")),
         attended(segments, row(segments, torch.float32)),
         strict=True,
     ):
-        torch.testing.assert_close(found.cpu(), wanted, atol=1e-2, rtol=1e-2)  # TF32 where the GPU has it
+        torch.testing.assert_close(result.cpu(), reference, atol=1e-2, rtol=1e-2)  # TF32 where the GPU has it

@@ -66,18 +66,18 @@ def main() -> int:
         "--least", type=float, default=85.0, help="percent of each package's mutants that must be killed"
     )
     parser.add_argument("--drawn", type=int, default=DRAWN, help=f"mutants of each package but algorithms ({DRAWN})")
-    given = parser.parse_args()
+    args = parser.parse_args()
     FOUND.mkdir(exist_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads do not come along into forks
     sys.dont_write_bytecode, sys.pycache_prefix = False, str(FOUND / "bytecode")  # compiled once for all forks
     least = {SABOTAGES: 100.0}
-    found = [run_sabotages() if name == SABOTAGES else run_package(name, given.drawn) for name in given.packages]
-    for score in found:
+    results = [run_sabotages() if name == SABOTAGES else run_package(name, args.drawn) for name in args.packages]
+    for score in results:
         scores.write(scores.TABLE, score, ROOT)
         print(
             f"{score.package}: {score.killed} of {score.tried} killed, {score.excused} excused: {score.percent:.1f} %"
         )
-    return int(any(score.percent < least.get(score.package, given.least) for score in found))
+    return int(any(score.percent < least.get(score.package, args.least) for score in results))
 
 
 def run_package(package: str, drawn: int) -> Score:
@@ -97,8 +97,8 @@ def run_package(package: str, drawn: int) -> Score:
 
     if in_a_fork(lambda: with_collected(ROOT / "skyrl" / package, [*state.tests], try_later), log) != 0:
         sys.exit(f"the tests of {package} could not be collected: {log}")
-    found = try_mutants(package, chosen, state, coverage, run_tests)
-    living = {name: outcome.what for name, outcome in found.items() if outcome.lives}
+    outcomes = try_mutants(package, chosen, state, coverage, run_tests)
+    living = {name: outcome.what for name, outcome in outcomes.items() if outcome.lives}
     excused = survivors.update(survivors.TABLE, package, everything, chosen, living)
     killed = len(chosen) - len(living)
     return Score(package=package, mutants=len(everything), tried=len(chosen), killed=killed, excused=excused)
@@ -110,10 +110,10 @@ def try_mutants(
     """What became of each mutant, now or before; those that `run` cannot try are left out."""
     refuse_tests_that_always_fail(package, coverage, run)
     journal = Journal(FOUND / f"{package}.jsonl", state)
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     excused = survivors.excused(survivors.TABLE, package)
     killers: list[tuple[Mutant, str]] = []
-    for place, mutant in enumerate(mutants, start=1):
+    for number, mutant in enumerate(mutants, start=1):
         if files := journal.unasked(mutant.name, mutant.file):
             patience = PATIENCE / 5 if mutant.name in excused else PATIENCE
             first = [*journal.killers(mutant.name), *neighbours(mutant, killers)]
@@ -124,11 +124,11 @@ def try_mutants(
             if not tests and files != state.tests.keys():  # none of the new tests runs its lines
                 outcome = journal.outcome(mutant.name)
             journal.add(mutant.name, mutant.file, outcome)
-        found[mutant.name] = outcome = journal.outcome(mutant.name)
+        outcomes[mutant.name] = outcome = journal.outcome(mutant.name)
         if outcome.by:
             killers.append((mutant, outcome.by))
-        print(f"{package} {place}/{len(mutants)} {outcome.what:9} {mutant.name}", flush=True)
-    return found
+        print(f"{package} {number}/{len(mutants)} {outcome.what:9} {mutant.name}", flush=True)
+    return outcomes
 
 
 def neighbours(mutant: Mutant, killers: Iterable[tuple[Mutant, str]]) -> list[str]:

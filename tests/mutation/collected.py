@@ -38,7 +38,9 @@ class Collected:
     def pytest_runtestloop(self, session: Any) -> bool:
         self._session = session
         self._items = {item.nodeid: item for item in session.items}
-        self._functions = [each for each in gc.get_objects() if type(each) is FunctionType and self._is_ours(each)]
+        self._functions = [
+            candidate for candidate in gc.get_objects() if type(candidate) is FunctionType and self._is_ours(candidate)
+        ]
         self._work(self.run)
         return True
 
@@ -65,16 +67,19 @@ class Collected:
         import_as(path, code)
         if not any(getattr(module, "__file__", None) == str(path) for module in list(sys.modules.values())):
             return True
-        changed = {(each.co_qualname, each.co_firstlineno): each for each in _functions_of(code)}
-        found = False
+        changed = {
+            (function_code.co_qualname, function_code.co_firstlineno): function_code
+            for function_code in _functions_of(code)
+        }
+        replaced = False
         for function in self._functions:
             old = function.__code__
             new = changed.get((old.co_qualname, old.co_firstlineno), old)
             if old.co_filename == str(path) and new != old:
                 if new.co_freevars != old.co_freevars:
                     return False
-                function.__code__, found = new, True
-        return found
+                function.__code__, replaced = new, True
+        return replaced
 
 
 def _functions_of(code: CodeType) -> Iterator[CodeType]:

@@ -80,8 +80,8 @@ def _within(names: Sequence[str], seconds: Mapping[str, float], most: float) -> 
     ends = accumulate(seconds[name] for name in names)
     return {
         name: seconds[name]
-        for place, (name, end) in enumerate(zip(names, ends, strict=True))
-        if not place or end <= most
+        for index, (name, end) in enumerate(zip(names, ends, strict=True))
+        if not index or end <= most
     }
 
 
@@ -111,7 +111,7 @@ def coverage_of(package: str, state: State) -> Coverage:
         new = _gathered(package, changed)
         stored["tests"] |= new["tests"]
         stored |= {
-            each: list(dict.fromkeys(map(_hashable, stored[each] + new[each]))) for each in ("imported", "libraries")
+            key: list(dict.fromkeys(map(_hashable, stored[key] + new[key]))) for key in ("imported", "libraries")
         }
         cache.write_text(json.dumps(stored), encoding="utf-8")
     return Coverage(
@@ -126,8 +126,8 @@ def _gathered(package: str, files: list[str]) -> dict[str, Any]:
     result, log = FOUND / f"lines-{package}.part", FOUND / f"lines-{package}.log"
     if in_a_fork(lambda: gather(ROOT, ROOT / "skyrl" / package, files, result), log) != 0:
         sys.exit(f"the tests of {package} do not pass without a mutant: {log}")
-    found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-    return found
+    content: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    return content
 
 
 def _hashable(stored: Any) -> Any:

@@ -101,7 +101,7 @@ class Chosen:
     """A plugin of pytest: only these tests run, in this order, as far as they can be collected."""
 
     def __init__(self, tests: Iterable[str]) -> None:
-        self._places = {name: place for place, name in enumerate(tests)}
+        self._places = {name: index for index, name in enumerate(tests)}
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:

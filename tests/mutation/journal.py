@@ -109,6 +109,6 @@ def fingerprint(parts: list[str]) -> str:
 
 def _python_files(part: str) -> list[str]:
     """From the root of the project."""
-    place = ROOT / part
-    found = sorted(place.rglob("*.py")) if place.is_dir() else [place] if place.exists() else []
-    return [str(file.relative_to(ROOT)) for file in found]
+    path = ROOT / part
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path] if path.exists() else []
+    return [str(file.relative_to(ROOT)) for file in files]

@@ -79,6 +79,6 @@ def gather(root: Path, folder: Path, tests: Sequence[str], result: Path) -> int:
     status = int(pytest.main([*OPTIONS, *tests], plugins=[lines]))
     ours = ("skyrl", "tests", "property_tests", "conftest", "__", "test_", "_pytest", "pytest")
     libraries = [name for name in sys.modules if not name.startswith(ours)]
-    found = {"tests": lines.tests, "imported": lines.imported, "libraries": libraries}
-    result.write_text(json.dumps(found), encoding="utf-8")
+    content = {"tests": lines.tests, "imported": lines.imported, "libraries": libraries}
+    result.write_text(json.dumps(content), encoding="utf-8")
     return status

@@ -66,14 +66,14 @@ class Mutant:
 def mutants_of(path: Path, name: str) -> list[Mutant]:
     """Every mutant of the module at `path`, which is called `name`, in the order of the source."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    found: list[Mutant] = []
+    mutants: list[Mutant] = []
     times: Counter[tuple[str, str]] = Counter()
-    for number, (node, scope, statement, (what, _)) in enumerate(_changes(tree)):
-        times[scope, what] += 1
-        again = f" (#{times[scope, what]})" if times[scope, what] > 1 else ""
+    for number, (node, scope, statement, (description, _)) in enumerate(_changes(tree)):
+        times[scope, description] += 1
+        suffix = f" (#{times[scope, description]})" if times[scope, description] > 1 else ""
         lines = {"line": node.lineno, "last_line": node.end_lineno or node.lineno, "statement": statement}
-        found.append(Mutant(file=name, scope=scope, number=number, what=what + again, **lines))
-    return found
+        mutants.append(Mutant(file=name, scope=scope, number=number, what=description + suffix, **lines))
+    return mutants
 
 
 def _changes(tree: ast.Module) -> Iterator[tuple[Any, str, int, Change]]:
@@ -114,11 +114,11 @@ def _is_for_readers(node: ast.AST) -> bool:
 def _of_node(node: ast.AST) -> Iterator[Change]:
     match node:
         case ast.Compare():
-            yield from (_operator(node, node.ops, place) for place, op in enumerate(node.ops) if type(op) in _OTHER)
+            yield from (_operator(node, node.ops, index) for index, op in enumerate(node.ops) if type(op) in _OTHER)
         case ast.BinOp(op=op) | ast.BoolOp(op=op) | ast.AugAssign(op=op) if type(op) in _OTHER:
             yield _replaced(node, "op", _OTHER[type(op)]())
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) if not isinstance(test, ast.UnaryOp):
-            yield _replaced(node, "test", ast.UnaryOp(op=ast.Not(), operand=test), shown="test")
+            yield _replaced(node, "test", ast.UnaryOp(op=ast.Not(), operand=test), attribute="test")
         case ast.UnaryOp(op=ast.USub() | ast.Not(), operand=operand):
             plus = operand if isinstance(node.op, ast.USub) else ast.Call(ast.Name("bool", ast.Load()), [operand], [])
             yield _swapped(node, plus)
@@ -130,22 +130,22 @@ def _of_node(node: ast.AST) -> Iterator[Change]:
             yield _replaced(node, "value", ast.Constant(value=None))
 
 
-def _operator(node: ast.Compare, operators: list[ast.cmpop], place: int) -> Change:
-    before, other = ast.unparse(node), _OTHER[type(operators[place])]()
-    kept, operators[place] = operators[place], other  # type: ignore[call-overload]  # lists of any operators
-    after, operators[place] = ast.unparse(node), kept
+def _operator(node: ast.Compare, operators: list[ast.cmpop], index: int) -> Change:
+    before, other = ast.unparse(node), _OTHER[type(operators[index])]()
+    kept, operators[index] = operators[index], other  # type: ignore[call-overload]  # lists of any operators
+    after, operators[index] = ast.unparse(node), kept
 
     def change() -> None:
-        operators[place] = other  # type: ignore[call-overload]  # lists of any operators
+        operators[index] = other  # type: ignore[call-overload]  # lists of any operators
 
     return f"{before} -> {after}", change
 
 
-def _replaced(node: Any, name: str, value: Any, *, shown: str = "") -> Change:
+def _replaced(node: Any, name: str, value: Any, *, attribute: str = "") -> Change:
     kept = getattr(node, name)
-    before = ast.unparse(getattr(node, shown) if shown else node)
+    before = ast.unparse(getattr(node, attribute) if attribute else node)
     setattr(node, name, value)
-    after = ast.unparse(getattr(node, shown) if shown else node)
+    after = ast.unparse(getattr(node, attribute) if attribute else node)
     setattr(node, name, kept)
     return f"{before} -> {after}", lambda: setattr(node, name, value)
 

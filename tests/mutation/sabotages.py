@@ -36,9 +36,9 @@ class Sabotage:
 
 def read(table: Path) -> list[Sabotage]:
     """The rows of the table, without its head."""
-    found = []
+    sabotages = []
     for line in table.read_text(encoding="utf-8").splitlines()[1:]:
         name, file, before, after, tests = line.split("\t")
         changed = before.replace("\\n", "\n"), after.replace("\\n", "\n")
-        found.append(Sabotage(name, file, *changed, tuple(tests.split())))
-    return found
+        sabotages.append(Sabotage(name, file, *changed, tuple(tests.split())))
+    return sabotages

@@ -32,7 +32,7 @@ class Score:
 
 def write(table: Path, score: Score, root: Path) -> None:
     """Replaces the row of the package, with today's date and the commit."""
-    head = "\t".join([*(each.name for each in fields(Score)), "percent", "date", "commit"])
+    head = "\t".join([*(field.name for field in fields(Score)), "percent", "date", "commit"])
     rows = table.read_text(encoding="utf-8").splitlines()[1:] if table.exists() else []
     numbers = [*map(str, asdict(score).values()), f"{score.percent:.1f}"]
     row = "\t".join([*numbers, f"{datetime.now(UTC):%Y-%m-%d}", _commit(root)])
@@ -44,8 +44,8 @@ def _commit(root: Path) -> str:
     """Abbreviated, with `+` where code or tests differ from it; `unknown` outside of a repository."""
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else ""
+        result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+        return result.stdout.strip() if result.returncode == 0 else ""
 
     commit = git("rev-parse", "--short", "HEAD")
     changed = git("status", "--porcelain", "--", "skyrl", "*.py")

@@ -89,7 +89,9 @@ def test_after_the_fastest_tests_each_file_has_its_turn(tmp_path: Path) -> None:
         "b.py::2": 9,
     }
     ran = {("m.py", 1)}
-    coverage = Coverage(tests={name: (each, ran) for name, each in seconds.items()}, imported=set(), libraries=[])
+    coverage = Coverage(
+        tests={name: (duration, ran) for name, duration in seconds.items()}, imported=set(), libraries=[]
+    )
     (tmp_path / "m.py").write_text("x = 1\n", encoding="utf-8")
     [mutant] = mutants_of(tmp_path / "m.py", "m.py")
     order = ["a.py::2", "a.py::1", "a.py::3", "a.py::4", "b.py::1", "a.py::5"]  # the last of b would be beyond 6 s
@@ -104,8 +106,8 @@ def returned(mutant: Mutant, module: Path, number: int, **more: bool) -> int:
 
 
 def test_every_operator_condition_number_flag_and_call_is_changed_once(module: Path) -> None:
-    found = [f"{mutant.scope}: {mutant.what}" for mutant in mutants_of(module, "module.py")]
-    assert sorted(found) == sorted(CHANGES)
+    changes = [f"{mutant.scope}: {mutant.what}" for mutant in mutants_of(module, "module.py")]
+    assert sorted(changes) == sorted(CHANGES)
 
 
 @pytest.mark.parametrize(
@@ -126,16 +128,16 @@ def test_a_mutant_does_what_it_says(
     mutants = mutants_of(module, "module.py")
     [mutant] = [mutant for mutant in mutants if mutant.what == change]
     untouched = next(mutant for mutant in mutants if mutant.what.startswith("print"))
-    given = {} if twice is None else {"twice": twice}
-    assert returned(untouched, module, number, **given) == before
-    assert returned(mutant, module, number, **given) == after
+    kwargs = {} if twice is None else {"twice": twice}
+    assert returned(untouched, module, number, **kwargs) == before
+    assert returned(mutant, module, number, **kwargs) == after
 
 
 def test_the_same_change_in_one_function_has_names_apart(tmp_path: Path) -> None:
     file = tmp_path / "m.py"
     file.write_text("def f(a):\n    return [a + 1, a + 1]\n", encoding="utf-8")
-    found = [mutant.what for mutant in mutants_of(file, "m.py")]
-    assert found == ["a + 1 -> a - 1", "1 -> 2", "a + 1 -> a - 1 (#2)", "1 -> 2 (#2)"]
+    changes = [mutant.what for mutant in mutants_of(file, "m.py")]
+    assert changes == ["a + 1 -> a - 1", "1 -> 2", "a + 1 -> a - 1 (#2)", "1 -> 2 (#2)"]
 
 
 def test_a_name_survives_lines_above_it(module: Path) -> None:
@@ -183,7 +185,7 @@ def project(tmp_path: Path) -> Path:
 
 def mutated(project: Path) -> tuple[int, dict[str, str], str]:
     """The exit code of the tool, the outcome of each change, and the table of survivors."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "tests.mutation", "weight_sync"],
         cwd=project,
         env={**os.environ, "PYTHONPATH": str(project)},
@@ -193,7 +195,7 @@ def mutated(project: Path) -> tuple[int, dict[str, str], str]:
     )
     lines = (project / ".mutants" / "weight_sync.jsonl").read_text(encoding="utf-8").splitlines()
     outcomes = {entry["name"].split(": ", 1)[1]: entry["outcome"] for entry in map(json.loads, lines)}
-    return done.returncode, outcomes, (project / "tests" / "mutation" / "survivors.tsv").read_text(encoding="utf-8")
+    return result.returncode, outcomes, (project / "tests" / "mutation" / "survivors.tsv").read_text(encoding="utf-8")
 
 
 @pytest.mark.long
@@ -201,10 +203,10 @@ def test_what_a_test_notices_is_told_from_what_none_does_and_is_not_run_again(pr
     status, outcomes, table = mutated(project)
     assert (status, outcomes) == (1, OUTCOMES)  # a third of them is killed
     assert table.count("\n") == 1 + 4
-    found = project / ".mutants" / "weight_sync.jsonl"
-    before = found.read_text(encoding="utf-8")
+    journal_file = project / ".mutants" / "weight_sync.jsonl"
+    before = journal_file.read_text(encoding="utf-8")
     assert mutated(project) == (status, outcomes, table)
-    assert found.read_text(encoding="utf-8") == before
+    assert journal_file.read_text(encoding="utf-8") == before
     test = project / "tests" / "weight_sync" / "test_sign.py"
     test.write_text(TEST + "    assert [sign(n) for n in (1, 0, -1)] == [1, -1, -1]\n", encoding="utf-8")
     status, _, table = mutated(project)
@@ -279,18 +281,18 @@ def test_only_files_that_can_change_an_outcome_are_asked_again(tmp_path: Path, m
     assert journal().killers("of another module") == []
 
     def unasked() -> dict[str, set[str]]:
-        found = {name: journal().unasked(name, "package/module.py") for name in outcomes}
-        return {name: tests for name, tests in found.items() if tests}
+        unasked_tests = {name: journal().unasked(name, "package/module.py") for name in outcomes}
+        return {name: tests for name, tests in unasked_tests.items() if tests}
 
     a, both = {"tests/test_a.py"}, {"tests/test_a.py", "tests/test_b.py"}
     assert unasked() == {}
-    for changed, asked in (
+    for changed, expected in (
         ("tests/test_a.py", {"killed": both, "alive": a}),  # its killer may have gone, the survivor has a new test
         ("tests/cases.py", {"killed": both, "alive": both}),
         ("package/module.py", {"killed": both, "late": both, "broken": both, "alive": both}),
     ):
         (tmp_path / changed).write_text("pass", encoding="utf-8")
-        assert unasked() == asked
+        assert unasked() == expected
 
 
 NOTICES = "from module import CASES\n\ndef test_x():\n    assert CASES\n"
@@ -299,7 +301,7 @@ THE_TEST = "of_it/test_it.py::test_x"
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("given", "test", "outcome"),
+    ("selected", "test", "outcome"),
     [
         (THE_TEST, NOTICES, Outcome("killed", THE_TEST)),
         ("of_it/test_it.py", NOTICES, Outcome("killed", THE_TEST)),
@@ -318,7 +320,7 @@ THE_TEST = "of_it/test_it.py::test_x"
     ],
 )
 def test_a_mutant_is_killed_by_a_test_that_fails_and_not_by_one_that_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, test: str, outcome: Outcome
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, selected: str, test: str, outcome: Outcome
 ) -> None:
     for name in ("ROOT", "FOUND"):
         monkeypatch.setattr(f"tests.mutation.__main__.{name}", tmp_path)
@@ -333,7 +335,7 @@ def test_a_mutant_is_killed_by_a_test_that_fails_and_not_by_one_that_is_not_ther
         (tmp_path / name).write_text(text, encoding="utf-8")
     mutant = compile("CASES = []", "module.py", "exec", dont_inherit=True)
     faulthandler.cancel_dump_traceback_later()  # its thread does not come along into a fork, which would wait for it
-    assert judge(mutant, "code/module.py", {given: 0.0}, run_tests) == outcome
+    assert judge(mutant, "code/module.py", {selected: 0.0}, run_tests) == outcome
 
 
 def test_a_score_leaves_out_what_has_a_reason_and_replaces_the_row_of_its_package(tmp_path: Path) -> None:

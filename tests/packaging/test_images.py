@@ -47,14 +47,14 @@ def test_the_build_has_the_files_that_the_project_names(image: Path) -> None:
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.name)
 def test_extras_and_the_command_exist(image: Path) -> None:
-    found = [
+    names = [
         extra
         for run in instructions(image, "RUN")
         for extras in re.findall(r'"\.\[(.*?)\]"', run)
         for extra in extras.split(",")
     ]
-    assert "train" in found
-    assert set(found) <= set(PROJECT["optional-dependencies"])
+    assert "train" in names
+    assert set(names) <= set(PROJECT["optional-dependencies"])
     assert instructions(image, "ENTRYPOINT") == ['["skyrl"]'] and "skyrl" in PROJECT["scripts"]
 
 
@@ -66,5 +66,5 @@ def test_torch_of_the_image_for_cpus_is_the_one_that_is_tested() -> None:
 @pytest.mark.needs("hadolint")
 @pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.name)
 def test_hadolint_finds_nothing(image: Path) -> None:
-    done = subprocess.run(["hadolint", str(image)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "")
+    result = subprocess.run(["hadolint", str(image)], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "")

@@ -21,17 +21,17 @@ pytestmark = [pytest.mark.long, pytest.mark.xdist_group("wheel")]
 def run(*command: str | Path, folder: Path) -> str:
     """Output of a command that succeeds, in `folder` and without the repository's modules."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([*map(str, command)], cwd=folder, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    result = subprocess.run([*map(str, command)], cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT, folder=folder)
-    [made] = folder.glob("skyrl_attrs-*.whl")
-    return made
+    [path] = folder.glob("skyrl_attrs-*.whl")
+    return path
 
 
 def environment(folder: Path, install: tuple[str, ...], wheel: Path) -> Path:
@@ -65,8 +65,8 @@ def test_a_new_task_of_the_installed_wheel_learns(install: tuple[str, ...], whee
     where = run(python, "-c", "import skyrl; print(skyrl.__file__)", folder=tmp_path).strip()
     assert Path(where).is_relative_to(tmp_path)
     run(skyrl, "init", "demo", folder=tmp_path)
-    said = run(skyrl, "run", "run.toml", folder=tmp_path / "demo").splitlines()[-1]
-    before, after = map(float, re.findall(r"\d\.\d+", said))
+    last_line = run(skyrl, "run", "run.toml", folder=tmp_path / "demo").splitlines()[-1]
+    before, after = map(float, re.findall(r"\d\.\d+", last_line))
     assert before < 0.5 and after > 0.8
 
 

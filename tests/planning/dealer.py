@@ -87,7 +87,7 @@ def deal(rows: Rows, player: Player) -> list[Rows] | None:
     cards: list[Rows] = [[] for _ in table]
     for turn, row in enumerate(rows):
         cards[turn % len(table)].append(row)
-    return [cards[place] for place, ranks in enumerate(table) for _ in ranks]
+    return [cards[index] for index, ranks in enumerate(table) for _ in ranks]
 
 
 def dealt_once(rows: Rows, hands: list[Rows], player: Player) -> bool:
@@ -104,6 +104,6 @@ def cut(hand: Rows, size: int) -> list[Rows]:
     return [hand[start : start + size] for start in range(0, len(hand), size)]
 
 
-def all_the_same(things: list[int] | list[list[int]]) -> bool:
+def all_the_same(values: list[int] | list[list[int]]) -> bool:
     """Is each like the first?"""
-    return all(thing == things[0] for thing in things)
+    return all(thing == values[0] for thing in values)

@@ -18,7 +18,7 @@ def parts(text: str) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("text", "found", "gpus"),
+    ("text", "expected", "gpus"),
     [
         ("sglang:d4t2+fsdp:d8", [("sglang", 8), ("fsdp", 8)], 16),
         ("vllm:d2t4|megatron:d2t4", [("vllm", 8), ("megatron", 8)], 8),
@@ -31,8 +31,8 @@ def parts(text: str) -> list[tuple[str, int]]:
         ("fsdp:d4c2", [("fsdp", 8)], 8),
     ],
 )
-def test_the_forms_of_areal_with_their_gpus(text: str, found: list[tuple[str, int]], gpus: int) -> None:
-    assert (parts(text), read_allocation(text).gpus) == (found, gpus)
+def test_the_forms_of_areal_with_their_gpus(text: str, expected: list[tuple[str, int]], gpus: int) -> None:
+    assert (parts(text), read_allocation(text).gpus) == (expected, gpus)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_a_hybrid_splits_attention_and_experts_differently() -> None:
         part = read_part(text)
         assert (part.degrees, part.experts) == (Degrees(pipeline=2, tensor=2), Degrees(pipeline=2, expert=2))
         assert part.learner == "megatron"
-    whole = read_allocation("sglang:d4+megatron:(attn:d1p2t2|ffn:d1p2e2)")
-    assert [len(group) for group in whole.groups] == [1, 1]
+    allocation = read_allocation("sglang:d4+megatron:(attn:d1p2t2|ffn:d1p2e2)")
+    assert [len(group) for group in allocation.groups] == [1, 1]
 
 
 OTHERWISE = {"sglang[r1]": "two parts generate"}
@@ -58,13 +58,13 @@ OTHERWISE = {"sglang[r1]": "two parts generate"}
 
 def read_as_areal_does(text: str) -> list[list[object]]:
     """Backend, name, and degrees (data, pipeline, tensor, context, expert, tensor of experts) of each part."""
-    found: list[list[object]] = []
+    specs: list[list[object]] = []
     for part in read_allocation(text).parts:
         own, experts = part.degrees, part.experts or Degrees()
         degrees = [own.data, own.pipeline, own.tensor, own.context, experts.expert]
         degrees += [experts.tensor] if experts.expert > 1 else []
-        found += [[part.backend, part.name or None, degrees]] if part.gpus else []
-    return found
+        specs += [[part.backend, part.name or None, degrees]] if part.gpus else []
+    return specs
 
 
 @pytest.mark.parametrize("version", ["0.3.3", "2.0.0"])
@@ -72,14 +72,14 @@ def test_the_strings_of_areals_tests_and_pages_are_read_as_it_reads_them(version
     strings = json.loads((REFERENCE / "areal_allocations.json").read_text())[version]
     assert len(strings) > 20
     for text, parts_there in strings.items():
-        if why := next((why for start, why in OTHERWISE.items() if text.startswith(start)), ""):
-            with pytest.raises(AllocationError, match=why):
+        if reason := next((reason for start, reason in OTHERWISE.items() if text.startswith(start)), ""):
+            with pytest.raises(AllocationError, match=reason):
                 read_allocation(text)
             continue
-        found = read_as_areal_does(text)
-        assert [each[1:] for each in found] == [each[1:] for each in parts_there], text
-        backends = zip((each[0] for each in found), (each[0] for each in parts_there), strict=True)
-        assert all(ours in ("", theirs) for ours, theirs in backends), text
+        specs = read_as_areal_does(text)
+        assert [spec[1:] for spec in specs] == [spec[1:] for spec in parts_there], text
+        backends = zip((spec[0] for spec in specs), (spec[0] for spec in parts_there), strict=True)
+        assert all(skyrl in ("", areal) for skyrl, areal in backends), text
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_the_tensors_of_experts_are_whole_unless_the_string_splits_them(text: st
 
 
 def test_named_parts_share_gpus_where_a_bar_is_between_them() -> None:
-    found = read_allocation("sglang[rollout]:d2+fsdp[actor]:d4|fsdp[critic]:d4")
-    assert [[part.name for part in group] for group in found.groups] == [["rollout"], ["actor", "critic"]]
-    assert (found.gpus, found.shares, found.kind) == (6, False, "training")
-    assert found.learner("critic") == Part(backend="fsdp", name="critic", degrees=Degrees(data=4))
-    assert found.learner("ref", "actor") == found.learner("actor")
-    assert found.learner("ref") is None
+    allocation = read_allocation("sglang[rollout]:d2+fsdp[actor]:d4|fsdp[critic]:d4")
+    assert [[part.name for part in group] for group in allocation.groups] == [["rollout"], ["actor", "critic"]]
+    assert (allocation.gpus, allocation.shares, allocation.kind) == (6, False, "training")
+    assert allocation.learner("critic") == Part(backend="fsdp", name="critic", degrees=Degrees(data=4))
+    assert allocation.learner("ref", "actor") == allocation.learner("actor")
+    assert allocation.learner("ref") is None
 
 
 def test_what_a_string_is_for() -> None:
@@ -114,7 +114,7 @@ def test_what_a_string_is_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("vllm:d2t4|megatron:d2t4p2", "the same number of them, but these take 8 and 16"),
         ("vllm:d2+fsdp:d4|fsdp:d4", "3 parts each need a name"),
@@ -135,10 +135,10 @@ def test_what_a_string_is_for() -> None:
         ("4", "are not degrees"),
     ],
 )
-def test_a_string_that_says_nothing_is_refused_with_the_reason(text: str, why: str) -> None:
+def test_a_string_that_says_nothing_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(AllocationError) as failure:
         read_allocation(text)
-    assert why in str(failure.value)
+    assert reason in str(failure.value)
 
 
 def test_spaces_and_order_mean_nothing() -> None:

@@ -91,17 +91,17 @@ def disturbed(rng: random.Random, point: Point) -> Point:
     if isinstance(value, int):
         value = other(value)
     elif value is not None:
-        place = rng.randrange(len(value))
-        value = tuple(other(size) if place == index else size for index, size in enumerate(value))
+        position = rng.randrange(len(value))
+        value = tuple(other(size) if position == index else size for index, size in enumerate(value))
     return attrs.evolve(point, **{name: value})
 
 
 def points(number: int, seed: int = 0) -> list[Point]:
     """A part as it should be, the others with one or more sizes disturbed, and always the same ones."""
     rng = random.Random(seed)
-    found = [possible(rng) for _ in range(number)]
+    originals = [possible(rng) for _ in range(number)]
     return [
-        reduce(lambda point, _: disturbed(rng, point), range(rng.choice((0, 1, 2, 2, 3))), point) for point in found
+        reduce(lambda point, _: disturbed(rng, point), range(rng.choice((0, 1, 2, 2, 3))), point) for point in originals
     ]
 
 
@@ -195,16 +195,16 @@ def accepts(run: SkyRLTrainConfig) -> bool:
 
 @pytest.mark.parametrize("number", [2_000, pytest.param(20_000, marks=pytest.mark.long)])
 def test_the_checks_say_yes_exactly_where_every_rank_gets_equal_work(number: int) -> None:
-    said: dict[bool, int] = {True: 0, False: 0}
+    counts: dict[bool, int] = {True: 0, False: 0}
     narrowly = 0
     for point in points(number):
         verdict = fair(game(point))
         assert accepts(tree(point)) == verdict, point
-        said[verdict] += 1
+        counts[verdict] += 1
         narrowly += verdict and point.micro > 1 and point.policy[0] * point.policy[1] > _product(point.together)
-    print(f"{said[True]} dealt evenly ({narrowly} of them to several ranks in micro-batches), {said[False]} not")
-    assert said[True] >= 0.4 * number
-    assert said[False] >= 0.4 * number
+    print(f"{counts[True]} dealt evenly ({narrowly} of them to several ranks in micro-batches), {counts[False]} not")
+    assert counts[True] >= 0.4 * number
+    assert counts[False] >= 0.4 * number
     assert narrowly >= 0.2 * number
 
 

@@ -34,11 +34,11 @@ def test_no_other_interval_is_better_than_the_best(checkpoint: float, step: floa
 def test_the_expectation_is_the_mean_of_runs_that_fail_at_random() -> None:
     """10,000 intervals of 1,000 s with a checkpoint of 50 s, a failure each 2,000 s, and restarts of 100 s."""
     failures, random = Interruptions(between=2000, restart=100, checkpoint=50), Random(1)
-    clock, done = 0.0, 0
-    while done < 10_000:
+    clock, completed = 0.0, 0
+    while completed < 10_000:
         until = random.expovariate(1 / 2000)
         if until >= 1050:
-            clock, done = clock + 1050, done + 1
+            clock, completed = clock + 1050, completed + 1
             continue
         clock += until
         while (until := random.expovariate(1 / 2000)) < 100:  # a restart may fail, too

@@ -157,9 +157,14 @@ def test_engines_are_packed_so_that_whole_machines_stay_free() -> None:
     sizes = Sizes(
         models={"policy": Grid(nodes=2, gpus_per_node=8)}, engines=EngineSizes(number=4, tensor=2), colocate_all=False
     )
-    found = assign(layout(sizes), cluster(8, 4, 8, 4))
-    assert found["policy"] == ("node-a", "node-c")
-    assert [found[f"engine-{number}"] for number in range(4)] == [("node-b",), ("node-b",), ("node-d",), ("node-d",)]
+    assignment = assign(layout(sizes), cluster(8, 4, 8, 4))
+    assert assignment["policy"] == ("node-a", "node-c")
+    assert [assignment[f"engine-{number}"] for number in range(4)] == [
+        ("node-b",),
+        ("node-b",),
+        ("node-d",),
+        ("node-d",),
+    ]
 
 
 def test_two_wide_pools_leave_each_other_room() -> None:
@@ -192,8 +197,8 @@ def test_places_for_processes_are_told_as_what_they_are() -> None:
 def test_pools_on_one_machine_take_its_gpus_one_after_the_other() -> None:
     pair = Grid(nodes=1, gpus_per_node=2)
     run = layout(Sizes(models={"policy": pair}, engines=EngineSizes(number=1, tensor=2), colocate_all=False))
-    places = on_machines(run, assign(run, cluster(8)))
-    assert [places[placed] for placed in run.placements] == [
+    slots = on_machines(run, assign(run, cluster(8)))
+    assert [slots[placed] for placed in run.placements] == [
         (("node-a", 0),),
         (("node-a", 1),),
         (("node-a", 2), ("node-a", 3)),
@@ -225,28 +230,30 @@ def fits(run: Layout, nodes: list[ClusterNode]) -> bool:
         if not left:
             return True
         pool, rest = left[0], left[1:]
-        ways = [
-            way
-            for way in product((0, 1), repeat=len(free))
-            if sum(way) == pool.nodes
-            and all(count >= pool.gpus_per_node for count, taken in zip(free, way, strict=True) if taken)
+        choices = [
+            choice
+            for choice in product((0, 1), repeat=len(free))
+            if sum(choice) == pool.nodes
+            and all(count >= pool.gpus_per_node for count, selected in zip(free, choice, strict=True) if selected)
         ]
         return any(
-            place(rest, tuple(count - taken * pool.gpus_per_node for count, taken in zip(free, way, strict=True)))
-            for way in ways
+            place(
+                rest, tuple(count - selected * pool.gpus_per_node for count, selected in zip(free, choice, strict=True))
+            )
+            for choice in choices
         )
 
     return place(run.pools, tuple(node.gpus for node in nodes))
 
 
-def keeps_to(found: Assignment, run: Layout, nodes: list[ClusterNode]) -> bool:
+def keeps_to(assignment: Assignment, run: Layout, nodes: list[ClusterNode]) -> bool:
     """Is no machine overfull, and none named twice by a pool?"""
-    taken = dict.fromkeys((node.id for node in nodes), 0)
+    used_gpus = dict.fromkeys((node.id for node in nodes), 0)
     for pool in run.pools:
-        assert len(set(found[pool.name])) == pool.nodes
-        for name in found[pool.name]:
-            taken[name] += pool.gpus_per_node
-    return all(taken[node.id] <= node.gpus for node in nodes)
+        assert len(set(assignment[pool.name])) == pool.nodes
+        for name in assignment[pool.name]:
+            used_gpus[name] += pool.gpus_per_node
+    return all(used_gpus[node.id] <= node.gpus for node in nodes)
 
 
 def test_a_place_is_found_exactly_where_there_is_one() -> None:

@@ -44,9 +44,9 @@ def test_ranks_with_the_same_experts_share_their_optimizer_and_each_has_as_much_
     for spread, same in ((1, 6), (2, 3), (6, 1)):
         megatron = MegatronSharding(sharing_states=6, sharing_expert_states=same)
         learner = attrs.evolve(LEARNER, shape=mixture, expert_parallel=spread, megatron=megatron)
-        found = stage_resting(learner)
-        assert found["parameters"] == 2 * (dense + experts // spread)
-        assert found["optimizer"] == 12 * dense // 6 + 12 * experts // 6
+        memory = stage_resting(learner)
+        assert memory["parameters"] == 2 * (dense + experts // spread)
+        assert memory["optimizer"] == 12 * dense // 6 + 12 * experts // 6
 
 
 def test_the_first_stage_holds_a_micro_batch_for_each_stage() -> None:
@@ -62,8 +62,8 @@ def test_the_first_stage_holds_a_micro_batch_for_each_stage() -> None:
 
 def test_tokens_that_are_cut_between_matrices_divide_all_that_a_layer_keeps() -> None:
     def activations(**spread: bool) -> int:
-        how = attrs.evolve(SIXTEEN, tensor=2)
-        learner = attrs.evolve(LEARNER, how=how, megatron=MegatronSharding(stages=4, **spread), micro_batches=8)
+        computing = attrs.evolve(SIXTEEN, tensor=2)
+        learner = attrs.evolve(LEARNER, how=computing, megatron=MegatronSharding(stages=4, **spread), micro_batches=8)
         return stage_memory(learner)["update"]["activations"]
 
     assert activations(cuts_tokens=True) < activations()

@@ -56,12 +56,12 @@ def test_zero_has_masters_beside_what_it_computes_with() -> None:
 
 
 def test_a_rank_gathers_the_experts_of_no_other_rank() -> None:
-    whole = attrs.evolve(LEARNER, shards=2, shape=attrs.evolve(SHAPE, experts=4, experts_per_token=1))
-    spread = attrs.evolve(whole, expert_parallel=2)
+    replicated = attrs.evolve(LEARNER, shards=2, shape=attrs.evolve(SHAPE, experts=4, experts_per_token=1))
+    spread = attrs.evolve(replicated, expert_parallel=2)
     # of four experts of three matrices of 4 x 6, two are elsewhere
-    assert whole.gathered_layer - spread.gathered_layer == 2 * 3 * 24
-    assert resting(whole) == resting(spread)
-    gathered = [learner_memory(each)["scoring"]["parameters"] for each in (whole, spread)]
+    assert replicated.gathered_layer - spread.gathered_layer == 2 * 3 * 24
+    assert resting(replicated) == resting(spread)
+    gathered = [learner_memory(learner)["scoring"]["parameters"] for learner in (replicated, spread)]
     assert gathered[0] - gathered[1] == 4 * 2 * (2 * 3 * 24)  # of two layers, in float32
 
 
@@ -81,8 +81,8 @@ def test_recomputation_keeps_one_layer() -> None:
 def test_more_work_never_takes_less() -> None:
     shape = known_shape("Qwen/Qwen2.5-0.5B")
     assert shape is not None
-    for how in (FLOATS, SIXTEEN):
-        learner = attrs.evolve(LEARNER, shape=shape, how=how)
+    for computing in (FLOATS, SIXTEEN):
+        learner = attrs.evolve(LEARNER, shape=shape, how=computing)
         sizes = [
             total(learner_memory(attrs.evolve(learner, update=attrs.evolve(PASS, rows=rows)))["update"])
             for rows in (1, 2, 4, 8, 64, 512)

@@ -30,7 +30,7 @@ def test_first_fit_decreasing_packs_as_the_reference_does(
 
 def test_karmarkar_karp_finds_the_even_halves_that_first_fit_misses() -> None:
     plan = karmarkar_karp([100, 200, 300, 150, 250], 500)
-    assert [sum([100, 200, 300, 150, 250][item] for item in each) for each in plan] == [500, 500]
+    assert [sum([100, 200, 300, 150, 250][item] for item in micro_batch) for micro_batch in plan] == [500, 500]
 
 
 @pytest.mark.parametrize("pack", [first_fit_decreasing, karmarkar_karp])
@@ -46,7 +46,7 @@ def test_every_item_is_packed_once_and_no_bin_overflows(tokens: list[int], capac
     for pack in (first_fit_decreasing, karmarkar_karp):
         plan = pack(tokens, capacity, at_least=min(at_least, len(tokens)))
         assert sorted(chain(*plan)) == list(range(len(tokens)))
-        assert all(sum(tokens[item] for item in each) <= capacity for each in plan)
+        assert all(sum(tokens[item] for item in micro_batch) <= capacity for micro_batch in plan)
         assert len(plan) >= min(at_least, len(tokens))
 
 
@@ -59,7 +59,9 @@ def test_all_ranks_end_with_the_same_number_of_micro_batches(
     assert count >= at_least
     for tokens, plan in zip(ranks, plans, strict=True):
         assert sorted(chain(*plan)) == list(range(len(tokens)))
-        assert all(len(each) <= 1 or sum(tokens[item] for item in each) <= capacity for each in plan)
+        assert all(
+            len(micro_batch) <= 1 or sum(tokens[item] for item in micro_batch) <= capacity for micro_batch in plan
+        )
 
 
 def test_a_row_that_is_too_long_goes_alone_and_a_rank_with_less_to_do_idles() -> None:
@@ -72,7 +74,9 @@ def test_bins_over_all_ranks_are_dealt_evenly(tokens: list[int], capacity: int, 
     [count] = {len(plan) for plan in plans}
     assert len(plans) == ranks and count >= at_least
     assert sorted(chain(*chain(*plans))) == list(range(len(tokens)))
-    assert all(len(each) <= 1 or sum(tokens[item] for item in each) <= capacity for each in chain(*plans))
+    assert all(
+        len(micro_batch) <= 1 or sum(tokens[item] for item in micro_batch) <= capacity for micro_batch in chain(*plans)
+    )
 
 
 def test_packing_over_all_ranks_takes_fewer_passes_than_packing_on_each() -> None:

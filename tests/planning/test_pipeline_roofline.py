@@ -38,8 +38,8 @@ def test_one_stage_alone_takes_what_any_rank_does() -> None:
 def test_stages_divide_the_layers_and_wait_while_the_pipeline_fills_and_drains() -> None:
     head = 2 * 1000 * 100 * 8
     slowest = (forward_flops(SHAPE, ROWS) - head) / 2 + head
-    found = stage_scoring_seconds(SHAPE, ROWS, Stages(sharding=ALONE, number=2), SLOW)
-    assert found == pytest.approx(slowest / 1e3 * (6 + 2 - 1) / 6, rel=1e-6)
+    seconds = stage_scoring_seconds(SHAPE, ROWS, Stages(sharding=ALONE, number=2), SLOW)
+    assert seconds == pytest.approx(slowest / 1e3 * (6 + 2 - 1) / 6, rel=1e-6)
     three = stage_scoring_seconds(SHAPE, ROWS, Stages(sharding=ALONE, number=3), SLOW)
     assert three == pytest.approx(slowest / 1e3 * (6 + 3 - 1) / 6, rel=1e-6), "one of three has two of the four layers"
 
@@ -63,10 +63,10 @@ def test_gradients_and_weights_cross_the_link_once_an_optimizer_step() -> None:
 
 def test_tokens_go_to_their_experts_and_come_back() -> None:
     mixture, quick = evolve(SHAPE, experts=4, experts_per_token=2), evolve(RATES, flops=1e12)
-    here, spread = Stages(sharding=Sharding(data=2, shards=1)), Stages(sharding=Sharding(data=2, shards=1), experts=2)
-    found, without = (stage_scoring_seconds(mixture, ROWS, each, quick) for each in (spread, here))
+    local, spread = Stages(sharding=Sharding(data=2, shards=1)), Stages(sharding=Sharding(data=2, shards=1), experts=2)
+    spread_seconds, without = (stage_scoring_seconds(mixture, ROWS, stages, quick) for stages in (spread, local))
     moved = 2 * (1 / 2) * 500 * 2 * 8 * 2 / RATES.link
-    assert found - without == pytest.approx(4 * (moved + 2 * 6 * LATENCY))
+    assert spread_seconds - without == pytest.approx(4 * (moved + 2 * 6 * LATENCY))
 
 
 def test_a_stage_hands_its_hidden_states_on() -> None:

@@ -20,8 +20,8 @@ from skyrl.planning.replicas import Replicas, replicas
 def test_tensor_ranks_are_neighbours_and_the_last_stage_reports(
     ranks: int, inner: int, stages: int, of_rank: tuple[int, ...], reporting: tuple[int, ...]
 ) -> None:
-    found = replicas(ranks, inner=inner, stages=stages)
-    assert (found.of_rank, found.reporting, found.count) == (of_rank, reporting, len(reporting))
+    result = replicas(ranks, inner=inner, stages=stages)
+    assert (result.of_rank, result.reporting, result.count) == (of_rank, reporting, len(reporting))
 
 
 def test_ranks_that_form_no_whole_replicas_are_refused() -> None:

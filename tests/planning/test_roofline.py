@@ -58,8 +58,8 @@ def test_cores_that_also_send_and_start_kernels_do_one_after_the_other() -> None
     degrees = Sharding(data=2, shards=2)
     quick = evolve(RATES, flops=1e15, link=1e15, latency=0.0, launches=0.0)
     computing, sending, starting = (
-        scoring_seconds(SHAPE, ROWS, degrees, each)
-        for each in (evolve(quick, flops=1e6), evolve(quick, link=1e4), evolve(quick, launches=0.5))
+        scoring_seconds(SHAPE, ROWS, degrees, rates)
+        for rates in (evolve(quick, flops=1e6), evolve(quick, link=1e4), evolve(quick, launches=0.5))
     )
     slow = evolve(RATES, latency=0.0, launches=0.5)
     one_by_one = scoring_seconds(SHAPE, ROWS, degrees, evolve(slow, overlaps=False))
@@ -87,8 +87,8 @@ def test_copies_of_shards_on_one_machine_send_less_between_machines_than_shards_
 
 def test_whole_weights_are_sent_once_a_step_and_not_for_each_micro_batch() -> None:
     degrees, rows = Sharding(data=2, shards=2), PassRows(tokens=1000, length=10, micro_batches=50)
-    each = update_seconds(SHAPE, rows, degrees, RATES)
-    assert update_seconds(SHAPE, rows, degrees, RATES, gathers_once=True) < each
+    seconds = update_seconds(SHAPE, rows, degrees, RATES)
+    assert update_seconds(SHAPE, rows, degrees, RATES, gathers_once=True) < seconds
 
 
 def test_ranks_that_cut_matrices_wait_for_four_times_a_token_and_lose_some_of_their_rate() -> None:
@@ -99,10 +99,10 @@ def test_ranks_that_cut_matrices_wait_for_four_times_a_token_and_lose_some_of_th
 
 
 def test_states_in_host_memory_cross_its_link_in_each_optimizer_step() -> None:
-    here = update_seconds(SHAPE, ROWS, ALONE, RATES, steps=3)
-    there = update_seconds(SHAPE, ROWS, ALONE, RATES, steps=3, states_on_host=True)
+    on_device = update_seconds(SHAPE, ROWS, ALONE, RATES, steps=3)
+    on_host = update_seconds(SHAPE, ROWS, ALONE, RATES, steps=3, states_on_host=True)
     numbers = 4 * SHAPE.parameters
-    assert abs(there - here - 3 * numbers * (8 / RATES.host_link - 7 / RATES.bandwidth)) < 1e-9
+    assert abs(on_host - on_device - 3 * numbers * (8 / RATES.host_link - 7 / RATES.bandwidth)) < 1e-9
 
 
 def serving(shape: ModelShape = SHAPE, gpus: int = 1) -> Serving:
