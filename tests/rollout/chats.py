@@ -50,7 +50,7 @@ class Says:
         return Completion(
             token_ids=ids,
             text=self.tokenizer.decode(ids, skip_special_tokens=True),
-            logprobs=tuple(-0.01 * (place + 1) for place in range(len(ids))),
+            logprobs=tuple(-0.01 * (index + 1) for index in range(len(ids))),
             weight_versions=(4,) * len(ids),
             stop_reason=self.stop_reason,
         )
@@ -69,8 +69,8 @@ class Counts(Env):
     def step(self, action: str) -> EnvStep:
         self.seen.append(action)
         done = len(self.seen) == self.turns
-        said = ({"role": "user", "content": f"saw {action}"},)
-        return EnvStep(reward=float(len(self.seen)), done=done, observations=() if done else said)
+        observations = ({"role": "user", "content": f"saw {action}"},)
+        return EnvStep(reward=float(len(self.seen)), done=done, observations=() if done else observations)
 
     def get_metrics(self) -> dict[str, float]:
         return {"steps": float(len(self.seen))}
@@ -92,6 +92,6 @@ def generator(engine: Any, tokenizer: Any, gym: SkyRLGymConfig | None = None, **
     return SkyRLGymGenerator("model", lora, settings, gym or SkyRLGymConfig(), client, tokenizer)
 
 
-async def play(made: SkyRLGymGenerator, *prompts: Prompt, samples: int = 1) -> Any:
+async def play(generator: SkyRLGymGenerator, *prompts: Prompt, samples: int = 1) -> Any:
     """The groups of these prompts."""
-    return await made.generate(prompts, sampling=SamplingParams(), samples_per_prompt=samples, weight_version=4)
+    return await generator.generate(prompts, sampling=SamplingParams(), samples_per_prompt=samples, weight_version=4)

@@ -26,24 +26,31 @@ class Family:
 
 
 def turns(
-    user: str, assistant: str, ask: str, *, other: str | None = None, start: str = "", tools: str = "", call: str = ""
+    user: str,
+    assistant: str,
+    generation_prompt: str,
+    *,
+    other: str | None = None,
+    start: str = "",
+    tools: str = "",
+    call: str = "",
 ) -> str:
     """A template of one piece for each role, in which `CONTENT` stands for what is said, `TOOLS` for what there is, and
     NAME and ARGUMENTS for those of a call, which is an assistant's content.
     """
-    said = "{{ m['content'] }}"
+    content = "{{ m['content'] }}"
     calls = call.replace("NAME", "{{ c.function.name }}").replace("ARGUMENTS", "{{ c.function.arguments | tojson }}")
-    shown = tools.replace("TOOLS", "{% for t in tools %}{{ t.function | tojson }}{% endfor %}")
-    said_or_called = said + "{% for c in m['tool_calls'] or [] %}" + calls + "{% endfor %}" if call else said
+    tool_text = tools.replace("TOOLS", "{% for t in tools %}{{ t.function | tojson }}{% endfor %}")
+    said_or_called = content + "{% for c in m['tool_calls'] or [] %}" + calls + "{% endfor %}" if call else content
     pieces = [f"{{% if m['role'] == 'assistant' %}}{assistant.replace('CONTENT', said_or_called)}"]
-    pieces.append(f"{{% elif m['role'] == 'user' %}}{user.replace('CONTENT', said)}")
+    pieces.append(f"{{% elif m['role'] == 'user' %}}{user.replace('CONTENT', content)}")
     if other is None:
         pieces.append("{% else %}{{ raise_exception('only user and assistant') }}{% endif %}")
     else:
-        pieces.append(f"{{% else %}}{other.replace('CONTENT', said)}{{% endif %}}")
-    each = f"{{% for m in messages %}}{''.join(pieces)}{{% endfor %}}"
-    first = f"{{% if tools %}}{shown}{{% endif %}}" if tools else ""
-    return f"{start}{first}{each}{{% if add_generation_prompt %}}{ask}{{% endif %}}"
+        pieces.append(f"{{% else %}}{other.replace('CONTENT', content)}{{% endif %}}")
+    body = f"{{% for m in messages %}}{''.join(pieces)}{{% endfor %}}"
+    first = f"{{% if tools %}}{tool_text}{{% endif %}}" if tools else ""
+    return f"{start}{first}{body}{{% if add_generation_prompt %}}{generation_prompt}{{% endif %}}"
 
 
 ROLE = "{{ m['role'] }}"

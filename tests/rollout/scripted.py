@@ -29,8 +29,8 @@ class Scripted:
         self.batches = list(batches)
         self.asked: list[dict[str, Any]] = []
 
-    async def generate(self, prompts: Sequence[Prompt], **asked: Any) -> tuple[TrajectoryGroup, ...]:
-        self.asked.append(asked)
+    async def generate(self, prompts: Sequence[Prompt], **kwargs: Any) -> tuple[TrajectoryGroup, ...]:
+        self.asked.append(kwargs)
         return tuple(
             TrajectoryGroup(prompt=prompt, trajectories=tuple(map(trajectory, rewards, range(len(rewards)))))
             for prompt, rewards in zip(prompts, self.batches.pop(0), strict=True)

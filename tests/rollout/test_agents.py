@@ -28,19 +28,19 @@ from tests.rollout.chats import chat_tokenizer
 
 
 async def test_a_conversation_is_one_row_of_the_engines_own_tokens() -> None:
-    made, script = await scripted([CALL, CALL, "3"], by("talks", reward="environment"))
+    trajectory, script = await scripted([CALL, CALL, "3"], by("talks", reward="environment"))
     tokenizer = script.tokenizer
-    assert made.earlier == ()
-    assert made.reward == 1.0
-    assert made.answer == "3"
-    sampled = [i for i, mask in zip(made.response_ids, made.loss_mask, strict=True) if mask]
+    assert trajectory.earlier == ()
+    assert trajectory.reward == 1.0
+    assert trajectory.answer == "3"
+    sampled = [i for i, mask in zip(trajectory.response_ids, trajectory.loss_mask, strict=True) if mask]
     assert tokenizer.decode(sampled) == f"{CALL}<|im_end|>{CALL}<|im_end|>3<|im_end|>"
     tool = "\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.decode(made.response_ids) == f"{CALL}<|im_end|>{tool}{CALL}<|im_end|>{tool}3<|im_end|>"
-    assert made.metrics == {"agent_requests": 3.0, "agent_rows": 1.0, "agent_overruled_settings": 0.0}
-    ends = [turn.token for turn in made.rewards]
-    assert [tokenizer.decode([made.response_ids[token]]) for token in ends] == ["<|im_end|>"] * 3
-    assert [turn.reward for turn in made.rewards] == [0.0, 0.0, 1.0]
+    assert tokenizer.decode(trajectory.response_ids) == f"{CALL}<|im_end|>{tool}{CALL}<|im_end|>{tool}3<|im_end|>"
+    assert trajectory.metrics == {"agent_requests": 3.0, "agent_rows": 1.0, "agent_overruled_settings": 0.0}
+    ends = [turn.token for turn in trajectory.rewards]
+    assert [tokenizer.decode([trajectory.response_ids[token]]) for token in ends] == ["<|im_end|>"] * 3
+    assert [turn.reward for turn in trajectory.rewards] == [0.0, 0.0, 1.0]
 
 
 async def test_later_requests_start_from_the_ids_that_were_sampled_whatever_their_text_says() -> None:
@@ -48,9 +48,11 @@ async def test_later_requests_start_from_the_ids_that_were_sampled_whatever_thei
     odd = script.tokenizer.convert_tokens_to_ids("<|im_start|>")  # left out of the text that the agent sees
 
     async def generate(request: Any) -> Any:
-        (one,) = await Script.generate(script, request)
-        ids = (odd, *one.token_ids)
-        return (evolve(one, token_ids=ids, logprobs=(-0.5, *one.logprobs), weight_versions=(3,) * len(ids)),)
+        (completion,) = await Script.generate(script, request)
+        ids = (odd, *completion.token_ids)
+        return (
+            evolve(completion, token_ids=ids, logprobs=(-0.5, *completion.logprobs), weight_versions=(3,) * len(ids)),
+        )
 
     class Odd:
         pass
@@ -58,114 +60,116 @@ async def test_later_requests_start_from_the_ids_that_were_sampled_whatever_thei
     engine = Odd()
     engine.generate = generate  # type: ignore[attr-defined]  # an engine is what it does
     async with playing(engine, script.tokenizer, by("talks", reward="environment")) as generator:
-        (made,) = await play(generator)
+        (trajectory,) = await play(generator)
     first, second = script.requests
-    answer = made.response_ids[: made.loss_mask.index(0)]
+    answer = trajectory.response_ids[: trajectory.loss_mask.index(0)]
     assert answer[0] == odd
     assert second.prompt_ids[: len(first.prompt_ids) + len(answer)] == first.prompt_ids + answer
 
 
 async def test_a_rewritten_history_is_a_row_of_its_own() -> None:
-    made, script = await scripted(["a", "b", "c"], by("forgets"))
-    (before,) = made.earlier
-    assert made.reward == 0.5
-    assert [[turn.reward for turn in row.rewards] for row in (before, made)] == [[0.0, 0.0], [0.5]]
+    trajectory, script = await scripted(["a", "b", "c"], by("forgets"))
+    (before,) = trajectory.earlier
+    assert trajectory.reward == 0.5
+    assert [[turn.reward for turn in row.rewards] for row in (before, trajectory)] == [[0.0, 0.0], [0.5]]
     texts = [
         script.tokenizer.decode([i for i, mask in zip(row.response_ids, row.loss_mask, strict=True) if mask])
-        for row in (before, made)
+        for row in (before, trajectory)
     ]
     assert texts == ["a<|im_end|>b<|im_end|>", "c<|im_end|>"]
-    assert "summary" in script.tokenizer.decode(made.prompt_ids)
+    assert "summary" in script.tokenizer.decode(trajectory.prompt_ids)
 
 
 async def test_parallel_calls_are_rows_that_train_on_each_token_once() -> None:
-    made, script = await scripted(["a", "b", "c"], by("splits"))
+    trajectory, script = await scripted(["a", "b", "c"], by("splits"))
     rows = [
         script.tokenizer.decode([i for i, mask in zip(row.response_ids, row.loss_mask, strict=True) if mask])
-        for row in made.steps
+        for row in trajectory.steps
     ]
     assert sorted(rows) == ["a<|im_end|>b<|im_end|>", "c<|im_end|>"]
-    forked = next(row for row, text in zip(made.steps, rows, strict=True) if text == "c<|im_end|>")
+    forked = next(row for row, text in zip(trajectory.steps, rows, strict=True) if text == "c<|im_end|>")
     assert "a<|im_end|>" in script.tokenizer.decode(forked.prompt_ids)
 
 
 @pytest.mark.parametrize("name", ["talks", "forgets", "splits"])
 async def test_an_agent_has_as_many_turns_as_it_made_requests(name: str) -> None:
-    made, _ = await scripted([CALL, CALL, "3"], by(name, reward="environment"))
-    group = TrajectoryGroup(prompt=Prompt(id="p", messages=(), token_ids=(1,), env_class="e"), trajectories=(made,))
-    assert measure([group])["generate/avg_num_turns"] == made.metrics["agent_requests"] == 3
+    trajectory, _ = await scripted([CALL, CALL, "3"], by(name, reward="environment"))
+    group = TrajectoryGroup(
+        prompt=Prompt(id="p", messages=(), token_ids=(1,), env_class="e"), trajectories=(trajectory,)
+    )
+    assert measure([group])["generate/avg_num_turns"] == trajectory.metrics["agent_requests"] == 3
 
 
 async def test_log_probabilities_of_every_row_are_those_of_a_forward_pass() -> None:
     tokenizer, model = chat_tokenizer(TOOLS_CHATML), nano_model()
     engine = TorchEngine(model, tokenizer, max_num_seqs=8)
     async with playing(engine, tokenizer, by("forgets"), max_model_len=256) as generator:
-        made = await play(generator, samples=2)
+        trajectories = await play(generator, samples=2)
     await engine.close()
-    for row in (row for trajectory in made for row in trajectory.steps):
-        whole = Completion(
+    for row in (row for trajectory in trajectories for row in trajectory.steps):
+        completion = Completion(
             token_ids=row.response_ids,
             text="",
             logprobs=row.rollout_logprobs,
             weight_versions=row.weight_versions,
             stop_reason="stop",
         )
-        ours = full_forward_logprobs(model, row.prompt_ids, whole, 1.0).tolist()
+        ours = full_forward_logprobs(model, row.prompt_ids, completion, 1.0).tolist()
         pairs = [(a, b) for a, b, mask in zip(ours, row.rollout_logprobs, row.loss_mask, strict=True) if mask]
         assert [a for a, _ in pairs] == pytest.approx([b for _, b in pairs], abs=1e-4)
-    assert made[0].response_ids != made[1].response_ids
+    assert trajectories[0].response_ids != trajectories[1].response_ids
 
 
 async def test_the_runs_sampling_settings_stand_and_lengths_may_be_shortened() -> None:
-    made, script = await scripted(["a"], by("wants_heat"))
+    trajectory, script = await scripted(["a"], by("wants_heat"))
     (request,) = script.requests
     assert (request.sampling.temperature, request.sampling.max_generate_length) == (1.0, 2)
-    assert made.metrics["agent_overruled_settings"] == 1.0
+    assert trajectory.metrics["agent_overruled_settings"] == 1.0
 
 
 async def test_an_agent_that_reaches_the_limit_of_requests_is_judged_by_what_it_has() -> None:
-    made, _ = await scripted(["a"] * 4, by("never_stops", max_requests=4))
-    assert (made.failed, made.stop_reason, made.reward) == (False, "context", 0.0)
-    assert sum(made.loss_mask) == 8  # a letter and an end, four times
+    trajectory, _ = await scripted(["a"] * 4, by("never_stops", max_requests=4))
+    assert (trajectory.failed, trajectory.stop_reason, trajectory.reward) == (False, "context", 0.0)
+    assert sum(trajectory.loss_mask) == 8  # a letter and an end, four times
 
 
 async def test_an_agent_that_is_cut_off_is_judged_by_the_last_answer_of_the_policy() -> None:
-    made, _ = await scripted(["3"], by("never_stops", reward="environment", max_requests=1))
-    assert (made.stop_reason, made.answer, made.reward) == ("context", "3", 1.0)
+    trajectory, _ = await scripted(["3"], by("never_stops", reward="environment", max_requests=1))
+    assert (trajectory.stop_reason, trajectory.answer, trajectory.reward) == ("context", "3", 1.0)
 
 
 async def test_an_agent_that_returns_nothing_is_judged_by_the_last_answer_of_the_policy(tmp_path: Path) -> None:
     program = tmp_path / "agent.py"
     program.write_text(SILENT)
-    made, _ = await scripted(["3"], AgentConfig(function=f"{program}:asks", reward="environment"))
-    assert (made.stop_reason, made.answer, made.reward) == ("stop", "3", 1.0)
+    trajectory, _ = await scripted(["3"], AgentConfig(function=f"{program}:asks", reward="environment"))
+    assert (trajectory.stop_reason, trajectory.answer, trajectory.reward) == ("stop", "3", 1.0)
 
 
 async def test_a_conversation_that_fills_the_model_ends_the_trajectory() -> None:
-    made, script = await scripted(["a"] * 9, by("never_stops"), max_model_len=120)
-    assert (made.failed, made.stop_reason) == (False, "context")
-    assert len(made.prompt_ids) + len(made.response_ids) <= 120
+    trajectory, script = await scripted(["a"] * 9, by("never_stops"), max_model_len=120)
+    assert (trajectory.failed, trajectory.stop_reason) == (False, "context")
+    assert len(trajectory.prompt_ids) + len(trajectory.response_ids) <= 120
     assert len(script.requests) < 9
 
 
 @pytest.mark.parametrize(
-    ("function", "kind", "said"),
+    ("function", "kind", "message"),
     [
         ("asks_nothing", "raised", "made no request to the policy"),
         ("says_no_number", "wrong_type", "'a lot', which is a text, not a finite number"),
     ],
 )
-async def test_an_agent_that_cannot_be_trained_on_is_a_failure(function: str, kind: str, said: str) -> None:
-    made, _ = await scripted(["a"], by(function))
-    assert made.failed
-    assert [failure.kind for failure in made.failures] == [kind]
-    assert said in made.failures[0].reason
+async def test_an_agent_that_cannot_be_trained_on_is_a_failure(function: str, kind: str, message: str) -> None:
+    trajectory, _ = await scripted(["a"], by(function))
+    assert trajectory.failed
+    assert [failure.kind for failure in trajectory.failures] == [kind]
+    assert message in trajectory.failures[0].reason
 
 
 async def test_an_agent_beyond_its_time_is_a_failure_that_is_tried_again() -> None:
-    made, _ = await scripted([], by("sleeps", timeout_seconds=0.05), gym={"max_attempts": 2})
-    assert [failure.kind for failure in made.failures] == ["timeout", "timeout"]
-    assert "environment.agent.timeout_seconds" in made.failures[0].reason
+    trajectory, _ = await scripted([], by("sleeps", timeout_seconds=0.05), gym={"max_attempts": 2})
+    assert [failure.kind for failure in trajectory.failures] == ["timeout", "timeout"]
+    assert "environment.agent.timeout_seconds" in trajectory.failures[0].reason
 
 
 SILENT = """
@@ -199,23 +203,23 @@ print("looking at", task["data_source"])
 async def test_a_program_is_an_agent(tmp_path: Path, reward: Any, end: str, paid: float, kind: str | None) -> None:
     program = tmp_path / "agent.py"
     program.write_text(PROGRAM.format(end=end))
-    made, _ = await scripted(["3"], AgentConfig(command=(sys.executable, str(program)), reward=reward))
-    assert [failure.kind for failure in made.failures] == ([kind] if kind else [])
-    assert made.reward == paid
+    trajectory, _ = await scripted(["3"], AgentConfig(command=(sys.executable, str(program)), reward=reward))
+    assert [failure.kind for failure in trajectory.failures] == ([kind] if kind else [])
+    assert trajectory.reward == paid
     if kind:
-        assert "exit code 1: no luck" in made.failures[0].reason
+        assert "exit code 1: no luck" in trajectory.failures[0].reason
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         (by("wants_more"), "requires budget"),
         (by("missing"), "missing"),
         (AgentConfig(command=("no-such-program",)), "no-such-program"),
     ],
 )
-def test_an_agent_that_cannot_be_started_is_named(config: AgentConfig, said: str) -> None:
-    with pytest.raises(TaskError, match=said):
+def test_an_agent_that_cannot_be_started_is_named(config: AgentConfig, message: str) -> None:
+    with pytest.raises(TaskError, match=message):
         agent_of(config, "auto")
 
 
@@ -248,8 +252,8 @@ def test_arguments_that_a_function_does_not_take_are_refused() -> None:
 
 
 async def test_a_function_is_called_with_its_own_settings() -> None:
-    made, _ = await scripted(["3"], by("pays", kwargs={"pays": 0.75}))
-    assert made.reward == 0.75
+    trajectory, _ = await scripted(["3"], by("pays", kwargs={"pays": 0.75}))
+    assert trajectory.reward == 0.75
 
 
 @pytest.mark.parametrize(
@@ -276,10 +280,10 @@ def test_what_a_program_prints_is_its_result_unless_it_fails_and_says_why(
 
 
 async def test_what_a_program_left_running_ends_with_it(tmp_path: Path) -> None:
-    held = tmp_path / "held"
-    os.mkfifo(held)
-    reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
-    leaves = f"exec 3> '{held}'; sleep 100 > /dev/null 2>&1 &"
+    fifo = tmp_path / "held"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    leaves = f"exec 3> '{fifo}'; sleep 100 > /dev/null 2>&1 &"
     ran = agent_of(AgentConfig(command=("sh", "-c", leaves)), "auto")(
         AgentCall(task={}, url="http://127.0.0.1:1", key="k", model="m")
     )

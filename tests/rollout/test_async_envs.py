@@ -64,8 +64,8 @@ register("tests-raises", Raises)
 
 
 async def test_the_coroutines_of_all_environments_run_on_one_loop_beside_that_of_the_run() -> None:
-    made = generator(Says(TOKENIZER, ["1"], ["0"]), TOKENIZER)
-    (group,) = await play(made, prompt(TOKENIZER, "tests-waits"), samples=2)
+    gym_generator = generator(Says(TOKENIZER, ["1"], ["0"]), TOKENIZER)
+    (group,) = await play(gym_generator, prompt(TOKENIZER, "tests-waits"), samples=2)
     assert group.rewards == (1.0, 0.0)
     assert group.trajectories[0].metrics == {"measured": 1.0}
     assert len(LOOPS) == 1
@@ -81,8 +81,8 @@ async def test_a_coroutine_that_misses_its_deadline_is_cancelled() -> None:
 
 async def test_what_a_coroutine_raises_is_a_failure_and_the_next_one_runs() -> None:
     gym = SkyRLGymConfig(max_attempts=1, max_failed_share=1.0)
-    made = generator(Says(TOKENIZER, ["1"]), TOKENIZER, gym)
-    raised, fine = await play(made, prompt(TOKENIZER, "tests-raises"), prompt(TOKENIZER, "tests-waits"))
+    gym_generator = generator(Says(TOKENIZER, ["1"]), TOKENIZER, gym)
+    raised, fine = await play(gym_generator, prompt(TOKENIZER, "tests-raises"), prompt(TOKENIZER, "tests-waits"))
     assert "raised KeyboardInterrupt" in raised.trajectories[0].failures[0].reason
     assert fine.rewards == (1.0,)
 
@@ -90,8 +90,8 @@ async def test_what_a_coroutine_raises_is_a_failure_and_the_next_one_runs() -> N
 async def test_the_share_that_may_fail_is_of_all_samples_of_all_prompts() -> None:
     """Two of four samples fail, and half of them may."""
     gym = SkyRLGymConfig(max_attempts=1, max_failed_share=0.5)
-    made = generator(Says(TOKENIZER, ["1"], ["x"], ["0"], ["x"]), TOKENIZER, gym)
-    (group,) = await play(made, prompt(TOKENIZER, "tests-waits"), samples=4)
+    gym_generator = generator(Says(TOKENIZER, ["1"], ["x"], ["0"], ["x"]), TOKENIZER, gym)
+    (group,) = await play(gym_generator, prompt(TOKENIZER, "tests-waits"), samples=4)
     assert [row.failed for row in group.trajectories].count(True) == 2
 
 
@@ -105,7 +105,7 @@ def test_reward_functions_of_all_forms_and_tools_may_be_coroutines() -> None:
     async def verl(data_source: Any, solution_str: str, ground_truth: Any, extra_info: Any) -> dict[str, float]:
         return {"score": 0.125}
 
-    assert [RewardFunctionEnv({}, each).step("a").reward for each in (ours, trl, verl)] == [0.5, 0.25, 0.125]
+    assert [RewardFunctionEnv({}, function).step("a").reward for function in (ours, trl, verl)] == [0.5, 0.25, 0.125]
 
     async def look(word: str) -> str:
         return f"{word}: found"
@@ -149,10 +149,10 @@ async def judged(tmp_path: Path, *answers: str, function: str = "longest", **set
     file.write_text(GROUP, encoding="utf-8")
     name = f"{file}:{function}"
     gym = SkyRLGymConfig(**{"max_failed_share": 1.0, **settings})
-    made = generator(Says(TOKENIZER, *[[answer] for answer in answers]), TOKENIZER, gym)
-    made._user_env_class = name
-    asked = prompt(TOKENIZER, name, reward_spec={"ground_truth": "x"}, level="easy")
-    (group,) = await play(made, asked, samples=len(answers))
+    gym_generator = generator(Says(TOKENIZER, *[[answer] for answer in answers]), TOKENIZER, gym)
+    gym_generator._user_env_class = name
+    task_prompt = prompt(TOKENIZER, name, reward_spec={"ground_truth": "x"}, level="easy")
+    (group,) = await play(gym_generator, task_prompt, samples=len(answers))
     return group
 
 
@@ -182,9 +182,9 @@ async def test_an_answer_that_was_cut_off_has_no_reward_from_its_group_where_it_
     file = tmp_path / "group.py"
     file.write_text(GROUP, encoding="utf-8")
     engine = Says(TOKENIZER, ["a"], ["ab"], stop_reason="length")
-    made = generator(engine, TOKENIZER, max_turns=1, zero_reward_on_non_stop=True)
-    made._user_env_class = name = f"{file}:longest"
-    (group,) = await play(made, prompt(TOKENIZER, name, level="easy"), samples=2)
+    gym_generator = generator(engine, TOKENIZER, max_turns=1, zero_reward_on_non_stop=True)
+    gym_generator._user_env_class = name = f"{file}:longest"
+    (group,) = await play(gym_generator, prompt(TOKENIZER, name, level="easy"), samples=2)
     assert group.rewards == (0.0, 0.0)
 
 

@@ -76,6 +76,6 @@ async def test_a_sample_that_is_drawn_again_has_numbers_that_no_attempt_at_a_bat
     """An attempt at a batch is one of `max_sample_batches`: dozens."""
     engine = Again(fails=False)
     await play(generator(engine, TOKENIZER, SkyRLGymConfig(max_failed_share=1.0, max_attempts=2)), once)
-    first, again = (request.keys[0].attempt for request in engine.requests)
+    first, second = (request.keys[0].attempt for request in engine.requests)
     assert first == 0
-    assert again >= 10_000
+    assert second >= 10_000

@@ -40,13 +40,13 @@ async def test_filter_draws_until_the_batch_is_full_of_groups_that_teach() -> No
         "generate/groups_without_signal": 3,
         "generate/groups_outside_bands": 0,
     }
-    assert [(asked["weight_version"], asked["attempt"]) for asked in generator.asked] == [(3, 0), (3, 1), (3, 2)]
+    assert [(call["weight_version"], call["attempt"]) for call in generator.asked] == [(3, 0), (3, 1), (3, 2)]
 
 
 async def test_a_batch_that_is_not_filtered_is_the_first_draw_of_its_version() -> None:
     generator = Scripted([ALL_RIGHT, GOOD])
     assert [group.rewards for group in await rollouts(generator).next_batch(3)] == [ALL_RIGHT, GOOD]
-    assert [(asked["weight_version"], asked["attempt"]) for asked in generator.asked] == [(3, 0)]
+    assert [(call["weight_version"], call["attempt"]) for call in generator.asked] == [(3, 0)]
 
 
 @pytest.mark.parametrize("unlimited", [0, -1])
@@ -128,9 +128,9 @@ async def test_remax_compares_with_one_greedy_answer_to_each_prompt() -> None:
 
 async def test_a_group_whose_greedy_answer_could_not_be_judged_is_not_compared_with_0() -> None:
     class OneFails(Scripted):
-        async def generate(self, prompts: Sequence[Prompt], **asked: Any) -> tuple[TrajectoryGroup, ...]:
-            first, second = await super().generate(prompts, **asked)
-            if asked.get("purpose") == "baseline":
+        async def generate(self, prompts: Sequence[Prompt], **kwargs: Any) -> tuple[TrajectoryGroup, ...]:
+            first, second = await super().generate(prompts, **kwargs)
+            if kwargs.get("purpose") == "baseline":
                 first = evolve(first, trajectories=(evolve(first.trajectories[0], failed=True),))
             return first, second
 

@@ -34,9 +34,9 @@ class Notes(Env):
 
     def step(self, action: str) -> EnvStep:
         seen.append(action)
-        again = len(seen) == 2
+        is_second = len(seen) == 2
         return EnvStep(
-            reward=1.0, done=not again, observations=({"role": self.role, "content": "Sure?"},) if again else ()
+            reward=1.0, done=not is_second, observations=({"role": self.role, "content": "Sure?"},) if is_second else ()
         )
 
 
@@ -62,12 +62,12 @@ for made in (Notes, Briefed, Mutters, Multiplies):
 
 
 def prompt(env: str, *messages: Mapping[str, str], tokenizer: Any = TOKENIZER, tools: Any = ()) -> Prompt:
-    begun = messages[-1]["role"] == "assistant"
+    is_partial = messages[-1]["role"] == "assistant"
     ids = tokenizer.apply_chat_template(
         list(messages),
         tools=list(tools) or None,
-        add_generation_prompt=not begun,
-        continue_final_message=begun,
+        add_generation_prompt=not is_partial,
+        continue_final_message=is_partial,
         return_dict=False,
     )
     return Prompt(id="p", messages=messages, token_ids=tuple(ids), env_class=f"tests-begun-{env}", tools=tuple(tools))
@@ -127,11 +127,11 @@ async def test_a_reward_of_the_form_of_trl_is_given_the_whole_answer(tmp_path: P
     file = tmp_path / "reward.py"
     file.write_text(GROUP, encoding="utf-8")
     engine = Says(TOKENIZER, [" 2.<|im_end|>"], [" 3.<|im_end|>"])
-    made = generator(engine, TOKENIZER, max_turns=1)
-    made._user_env_class = f"{file}:{function}"
+    gym_generator = generator(engine, TOKENIZER, max_turns=1)
+    gym_generator._user_env_class = f"{file}:{function}"
     row = prompt("notes", ASKED, BEGUN)
     row = Prompt(id="p", messages=row.messages, token_ids=row.token_ids, env_class=f"{file}:{function}")
-    (group,) = await play(made, row, samples=2)
+    (group,) = await play(gym_generator, row, samples=2)
     assert group.rewards == (1.0, 0.0)
 
 
@@ -168,7 +168,7 @@ async def test_a_request_with_a_message_that_the_template_passes_over_is_refused
     script = Script(["4"])
     script.tokenizer.chat_template = PICKY.replace(", 'system'", "")
     body = {"model": "tiny", "messages": [{"role": role, "content": "Be short."}, ASKED]}
-    async with served(script.generate, script.tokenizer) as there, httpx.AsyncClient(base_url=there.url) as http:
+    async with served(script.generate, script.tokenizer) as server, httpx.AsyncClient(base_url=server.url) as http:
         answer = await http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400
     assert "leaves out the content of a message of" in answer.json()["error"]["message"]

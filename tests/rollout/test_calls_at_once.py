@@ -50,8 +50,8 @@ def test_comparing_as_mathematics_is_a_program_and_needs_one() -> None:
 def test_a_reward_function_starts_at_once_and_is_called_in_a_thread(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     for name in (f"{tmp_path}/mine.py:reward", f"gsm8k + {tmp_path}/mine.py:reward"):
-        found = find_env(name)
-        assert (starts_at_once(found), answers_at_once(found)) == (True, False)
+        env = find_env(name)
+        assert (starts_at_once(env), answers_at_once(env)) == (True, False)
 
 
 def test_an_environment_of_a_user_gets_threads_even_if_it_extends_one_that_needs_none() -> None:
@@ -68,14 +68,14 @@ async def test_a_row_that_a_built_in_environment_cannot_read_is_a_failure_of_the
 
 
 @pytest.mark.parametrize(
-    ("error", "found"),
+    ("error", "message"),
     [
         (ValueError("no"), "it raised ValueError: no"),
         (SkipSample("no row"), "it skips it: no row"),
     ],
 )
-def test_what_is_raised_at_once_is_an_outcome_of_the_sample(error: Exception, found: str) -> None:
-    with pytest.raises(EpisodeError, match=found):
+def test_what_is_raised_at_once_is_an_outcome_of_the_sample(error: Exception, message: str) -> None:
+    with pytest.raises(EpisodeError, match=message):
         called_at_once("it", _raise, error)
 
 
@@ -85,8 +85,8 @@ def test_a_service_that_is_gone_ends_more_than_a_sample() -> None:
 
 
 def test_a_call_at_once_gives_its_result_and_the_seconds_that_it_ran() -> None:
-    found, seconds = called_at_once("it", threading.get_ident)
-    assert found == threading.get_ident()
+    result, seconds = called_at_once("it", threading.get_ident)
+    assert result == threading.get_ident()
     assert seconds >= 0.0
 
 

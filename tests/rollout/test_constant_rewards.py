@@ -19,7 +19,7 @@ ended = partial(endings, config=GeneratorConfig(max_input_length=30), agent=Agen
 
 
 @pytest.mark.parametrize(
-    ("rewards", "said"),
+    ("rewards", "expected"),
     [
         ([0, 0, 0, 0], ["all 6 rewards of the first 3 steps are 0"]),
         ([1, 1, 1, 0], ["all 6 rewards of the first 3 steps are 1"]),
@@ -28,13 +28,13 @@ ended = partial(endings, config=GeneratorConfig(max_input_length=30), agent=Agen
         ([0, 0], []),
     ],
 )
-def test_equal_rewards_of_the_first_steps_are_reported_once(rewards: list[float], said: list[str]) -> None:
+def test_equal_rewards_of_the_first_steps_are_reported_once(rewards: list[float], expected: list[str]) -> None:
     heard: list[str] = []
     watched = ConstantRewards(heard.append, Path("run/trajectories.jsonl"), endings=ended)
     for version, reward in enumerate(rewards):
         watched.count(groups(row([1], [reward]), row([1], [reward])), version)
-    assert len(heard) == len(said)
-    assert all(words in text for words, text in zip(said, heard, strict=True))
+    assert len(heard) == len(expected)
+    assert all(words in text for words, text in zip(expected, heard, strict=True))
     assert all("run/trajectories.jsonl" in text for text in heard)
 
 
@@ -58,7 +58,7 @@ def test_samples_without_a_reward_in_the_first_steps_are_reported_with_the_first
 
 
 @pytest.mark.parametrize(
-    ("reasons", "generator", "agent", "said"),
+    ("reasons", "generator", "agent", "expected"),
     [
         ({}, {}, {}, ""),
         ({"length": 3}, {}, {}, "3 answers were cut at generator.sampling_params.max_generate_length = 1024"),
@@ -86,9 +86,9 @@ def test_samples_without_a_reward_in_the_first_steps_are_reported_with_the_first
     ],
 )
 def test_the_limit_that_ended_a_trajectory_is_the_one_that_is_named(
-    reasons: dict[str, int], generator: dict[str, Any], agent: dict[str, Any], said: str
+    reasons: dict[str, int], generator: dict[str, Any], agent: dict[str, Any], expected: str
 ) -> None:
-    assert endings(Counter(reasons), GeneratorConfig(**generator), AgentConfig(**agent)) == said
+    assert endings(Counter(reasons), GeneratorConfig(**generator), AgentConfig(**agent)) == expected
 
 
 def test_trajectories_that_ended_at_a_limit_are_counted_in_the_report() -> None:
@@ -97,8 +97,8 @@ def test_trajectories_that_ended_at_a_limit_are_counted_in_the_report() -> None:
     cut, full, stopped = (evolve(row([1], [0]), stop_reason=reason) for reason in ("length", "context", "stop"))
     watched.count(groups(cut, full, stopped), 0)
     watched.count(groups(full, stopped), 1)
-    wanted = (
+    expected = (
         "all 5 rewards of the first 2 steps are 0 (1 answer was cut at generator.sampling_params.max_generate_length = "
         "1024; 2 conversations ended at generator.max_input_length = 30): nothing is learned"
     )
-    assert wanted in heard[0]
+    assert expected in heard[0]

@@ -54,8 +54,10 @@ def generator(engine: Scripted, config: GeneratorConfig | None = None, **more: A
     return SkyRLGymGenerator("model", lora, config or GeneratorConfig(), SkyRLGymConfig(), client, unused, **more)
 
 
-async def sample(made: SkyRLGymGenerator, *prompts: Prompt, samples: int = 2) -> Any:
-    return await made.generate(prompts, sampling=SamplingParams(), samples_per_prompt=samples, weight_version=3)
+async def sample(gym_generator: SkyRLGymGenerator, *prompts: Prompt, samples: int = 2) -> Any:
+    return await gym_generator.generate(
+        prompts, sampling=SamplingParams(), samples_per_prompt=samples, weight_version=3
+    )
 
 
 async def test_a_group_holds_every_sample_as_the_engine_gave_it_with_its_reward() -> None:
@@ -73,9 +75,11 @@ async def test_a_group_holds_every_sample_as_the_engine_gave_it_with_its_reward(
 
 async def test_every_sample_has_a_key_of_its_own_and_evaluation_has_others() -> None:
     engine = Scripted("a", "b")
-    made = generator(engine, seed=11)
-    await sample(made, prompt())
-    await made.generate([prompt()], sampling=SamplingParams(), samples_per_prompt=2, weight_version=3, purpose="eval")
+    gym_generator = generator(engine, seed=11)
+    await sample(gym_generator, prompt())
+    await gym_generator.generate(
+        [prompt()], sampling=SamplingParams(), samples_per_prompt=2, weight_version=3, purpose="eval"
+    )
     keys = [key for request in engine.requests for key in request.keys]
     assert len(set(keys)) == 4
     assert {key.run_seed for key in keys} == {11}
@@ -129,7 +133,7 @@ STEP = "    def step(self, action): return EnvStep(reward=1, done=True)\n"
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         (
             "import asyncio\ndef Task(completion, **others): raise asyncio.CancelledError('x')",
@@ -153,12 +157,12 @@ STEP = "    def step(self, action): return EnvStep(reward=1, done=True)\n"
     ],
 )
 async def test_a_task_that_fails_too_often_stops_the_run_and_names_the_prompt(
-    tmp_path: Path, source: str, said: str
+    tmp_path: Path, source: str, message: str
 ) -> None:
     file = tmp_path / "task.py"
     file.write_text(source, encoding="utf-8")
     name = f"{file}:Task"
-    with pytest.raises(RewardError, match=re.escape(said.replace("{file}", str(file)))) as failure:
+    with pytest.raises(RewardError, match=re.escape(message.replace("{file}", str(file)))) as failure:
         await sample(generator(Scripted("the answer", "b"), user_env_class=name), prompt(name))
     assert re.search(r"task.py:Task, (starting on|judging an answer to|closing after) prompt p", str(failure.value))
 
@@ -185,7 +189,7 @@ async def test_slow_tasks_are_judged_side_by_side(tmp_path: Path) -> None:
 async def test_one_failure_among_many_is_the_only_thing_that_is_raised(tmp_path: Path) -> None:
     file = tmp_path / "task.py"
     file.write_text("def broken(completion, **others): return None\n", encoding="utf-8")
-    made = generator(Scripted("a", "b"), user_env_class=f"{file}:broken")
+    gym_generator = generator(Scripted("a", "b"), user_env_class=f"{file}:broken")
     with pytest.raises(RewardError):
-        await sample(made, *[prompt(f"{file}:broken") for _ in range(8)])
+        await sample(gym_generator, *[prompt(f"{file}:broken") for _ in range(8)])
     assert asyncio.all_tasks() == {asyncio.current_task()}

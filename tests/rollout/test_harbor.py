@@ -31,10 +31,10 @@ class TrialConfig(SimpleNamespace):
     """Harbor's settings of a trial, of which two are looked at."""
 
     @classmethod
-    def model_validate(cls, given: dict[str, Any]) -> TrialConfig:
-        if given.get("trials_dir", "") == 3:
+    def model_validate(cls, values: dict[str, Any]) -> TrialConfig:
+        if values.get("trials_dir", "") == 3:
             raise ValueError("trials_dir is a folder")
-        return cls(**given)
+        return cls(**values)
 
 
 class Trial:
@@ -49,10 +49,10 @@ class Trial:
     async def run(self) -> Any:
         agent = self.config.agent
         key = agent["kwargs"]["llm_call_kwargs"]["api_key"]
-        async with openai.AsyncOpenAI(base_url=agent["kwargs"]["api_base"], api_key=key, max_retries=0) as ask:
+        async with openai.AsyncOpenAI(base_url=agent["kwargs"]["api_base"], api_key=key, max_retries=0) as client:
             model = agent["model_name"].removeprefix("hosted_vllm/")
-            said = await ask.chat.completions.create(model=model, messages=[{"role": "user", "content": "1+2?"}])
-        return result({"reward": float(said.choices[0].message.content == "3")})
+            response = await client.chat.completions.create(model=model, messages=[{"role": "user", "content": "1+2?"}])
+        return result({"reward": float(response.choices[0].message.content == "3")})
 
 
 @pytest.fixture
@@ -74,18 +74,18 @@ async def test_a_trial_is_played_by_the_policy_and_paid_by_its_verifier(
     kwargs = {"trials_dir": "trials", "agent": {"kwargs": {"max_turns": 4}}}
     config = AgentConfig(function="skyrl.rollout.harbor:play", reward="returned", kwargs=kwargs)
     monkeypatch.setattr("skyrl.rollout.harbor.TASK", "messages")  # the rows of these episodes have no other column
-    made, script = await scripted(["3"], config)
-    assert (made.reward, made.failures) == (1.0, ())
-    assert script.tokenizer.decode(made.response_ids).startswith("3")
-    [given] = Trial.given
-    assert given.trials_dir == "trials"
-    assert given.agent["kwargs"]["max_turns"] == 4
-    assert given.agent["model_name"] == "hosted_vllm/tiny"
+    trajectory, script = await scripted(["3"], config)
+    assert (trajectory.reward, trajectory.failures) == (1.0, ())
+    assert script.tokenizer.decode(trajectory.response_ids).startswith("3")
+    [trial_config] = Trial.given
+    assert trial_config.trials_dir == "trials"
+    assert trial_config.agent["kwargs"]["max_turns"] == 4
+    assert trial_config.agent["model_name"] == "hosted_vllm/tiny"
 
 
 def test_terminus_gets_the_way_to_the_policy_among_its_arguments() -> None:
-    given = {"agent": {"kwargs": {"llm_call_kwargs": {"timeout": 9}}}, "trials_dir": "there"}
-    assert trial_settings(ROW, *WAY, given) == {
+    config = {"agent": {"kwargs": {"llm_call_kwargs": {"timeout": 9}}}, "trials_dir": "there"}
+    assert trial_settings(ROW, *WAY, config) == {
         "trials_dir": "there",
         "task": {"path": "/tasks/one"},
         "agent": {
@@ -115,15 +115,15 @@ def test_the_verdict_counts_whatever_it_is_called() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rewards", "failed", "said"),
+    ("rewards", "failed", "message"),
     [
         (None, "AgentTimeoutError", "ended with AgentTimeoutError: it did"),
         (None, "", "its verifier gave no reward"),
         ({"a": 1.0, "b": 2.0}, "", "several rewards and none named reward: a, b"),
     ],
 )
-def test_a_trial_without_a_verdict_has_failed(rewards: dict[str, float] | None, failed: str, said: str) -> None:
-    with pytest.raises(RewardError, match=said):
+def test_a_trial_without_a_verdict_has_failed(rewards: dict[str, float] | None, failed: str, message: str) -> None:
+    with pytest.raises(RewardError, match=message):
         reward_of(result(rewards, failed))
 
 

@@ -42,16 +42,16 @@ def agent(folder: Path, program: str, **changes: Any) -> AgentConfig:
 
 
 async def play(tier: str, config: AgentConfig) -> Trajectory:
-    made, _ = await scripted(["3"], config, gym={"sandbox_tier": tier})
-    return made
+    trajectory, _ = await scripted(["3"], config, gym={"sandbox_tier": tier})
+    return trajectory
 
 
 @pytest.mark.parametrize("tier", NETWORKED)
 async def test_an_isolated_agent_is_trained_on_as_any_other(tier: str, tmp_path: Path) -> None:
     program = "print('looking at', task['data_source'])\nprint(float(answer == '3') / 2)"
-    made = await play(tier, agent(tmp_path, program))
-    assert (made.failures, made.reward) == ((), 0.5)
-    assert made.metrics["agent_requests"] == 1.0
+    trajectory = await play(tier, agent(tmp_path, program))
+    assert (trajectory.failures, trajectory.reward) == ((), 0.5)
+    assert trajectory.metrics["agent_requests"] == 1.0
 
 
 @pytest.mark.long
@@ -63,8 +63,8 @@ async def test_openais_client_reaches_the_policy_from_the_sandbox(tier: str, tmp
         "answer = client.chat.completions.create(model=os.environ['MODEL'], messages=task['messages'], stream=True)\n"
         "print(float(''.join(part.choices[0].delta.content or '' for part in answer if part.choices)))\n"
     )
-    made = await play(tier, AgentConfig(command=(sys.executable, str(file)), reward="returned", isolate=True))
-    assert (made.failures, made.reward) == ((), 3.0)
+    trajectory = await play(tier, AgentConfig(command=(sys.executable, str(file)), reward="returned", isolate=True))
+    assert (trajectory.failures, trajectory.reward) == ((), 3.0)
 
 
 @pytest.mark.parametrize("tier", NETWORKED)
@@ -72,8 +72,8 @@ async def test_an_agent_sees_the_way_to_the_policy_and_nothing_else_of_the_run(
     tier: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SKYRL_SECRET", "1")
-    made = await play(tier, agent(tmp_path, "print(json.dumps(dict(os.environ)))", reward="environment"))
-    seen = json.loads(str(made.answer))
+    trajectory = await play(tier, agent(tmp_path, "print(json.dumps(dict(os.environ)))", reward="environment"))
+    seen = json.loads(str(trajectory.answer))
     ours = {"OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "MODEL"}
     assert ours <= set(seen) <= ours | {"PATH", "LANG", "VIRTUAL_ENV", "PYTHONPATH", "HOME", "TMPDIR", "LC_CTYPE"}
     assert (seen["OPENAI_BASE_URL"], seen["ANTHROPIC_BASE_URL"]) == (
@@ -92,13 +92,13 @@ async def test_an_agent_reads_what_it_was_given(tier: str, tmp_path: Path) -> No
     (closed / "beside.py").write_text("PAID = 1.0")
     closed.chmod(0o700)
     program = f"sys.path.insert(0, {str(closed / 'modules')!r})\nimport more\nprint(more.PAID)"
-    made = await play(tier, agent(tmp_path, program, readable=(str(closed / "modules"),)))
-    assert (made.failures, made.reward) == ((), 0.75)
-    made = await play(tier, agent(tmp_path, program))
+    trajectory = await play(tier, agent(tmp_path, program, readable=(str(closed / "modules"),)))
+    assert (trajectory.failures, trajectory.reward) == ((), 0.75)
+    trajectory = await play(tier, agent(tmp_path, program))
     is_open = tier == "namespace" and not sandbox.Sandbox("namespace").record()["own_user_for_each_program"]
-    assert made.failed != is_open
-    made = await play(tier, agent(tmp_path, program.replace("modules", "."), readable=(str(closed / "modules"),)))
-    assert made.failed
+    assert trajectory.failed != is_open
+    trajectory = await play(tier, agent(tmp_path, program.replace("modules", "."), readable=(str(closed / "modules"),)))
+    assert trajectory.failed
 
 
 @pytest.mark.parametrize("tier", NETWORKED)
@@ -107,14 +107,14 @@ async def test_relative_files_of_the_command_become_absolute_paths(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = agent(tmp_path, "print(len(os.listdir('.')))", command=(sys.executable, "-I", "-S", "agent.py"))
-    made = await play(tier, config)
-    assert (made.failures, made.reward) == ((), 0.0)  # and it starts in an empty folder
+    trajectory = await play(tier, config)
+    assert (trajectory.failures, trajectory.reward) == ((), 0.0)  # and it starts in an empty folder
 
 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("tier", NETWORKED)
 @pytest.mark.parametrize(
-    ("program", "changes", "kind", "said"),
+    ("program", "changes", "kind", "message"),
     [
         ("x = 'x' * 600_000_000\nprint(1)", {"memory_gb": 0.4}, "raised", "MemoryError"),
         ("print('x' * 2_000_000)", {}, "raised", "printed more than 1048576 bytes"),
@@ -129,13 +129,13 @@ async def test_relative_files_of_the_command_become_absolute_paths(
     ids=["memory", "output", "time", "forks"],
 )
 async def test_an_agent_beyond_its_limits_has_failed(
-    tier: str, tmp_path: Path, program: str, changes: dict[str, Any], kind: str, said: str
+    tier: str, tmp_path: Path, program: str, changes: dict[str, Any], kind: str, message: str
 ) -> None:
-    made = await play(tier, agent(tmp_path, program, **changes))
-    assert [failure.kind for failure in made.failures] == [kind]
-    assert said in made.failures[0].reason
-    made = await play(tier, agent(tmp_path, "print(1)", **changes))
-    assert (made.failures, made.reward) == ((), 1.0)
+    trajectory = await play(tier, agent(tmp_path, program, **changes))
+    assert [failure.kind for failure in trajectory.failures] == [kind]
+    assert message in trajectory.failures[0].reason
+    trajectory = await play(tier, agent(tmp_path, "print(1)", **changes))
+    assert (trajectory.failures, trajectory.reward) == ((), 1.0)
 
 
 @pytest.mark.parametrize("tier", NETWORKED)
@@ -149,8 +149,8 @@ async def test_the_policy_of_another_trajectory_is_out_of_reach(tier: str, tmp_p
         "own = os.environ['OPENAI_API_KEY']\n"
         "print([status(own), status(own[:-4] + 'AAAA'), status('any')])"
     )
-    made = await play(tier, agent(tmp_path, program, reward="environment"))
-    assert made.answer == "[200, 401, 401]"
+    trajectory = await play(tier, agent(tmp_path, program, reward="environment"))
+    assert trajectory.answer == "[200, 401, 401]"
 
 
 class Ends:
@@ -178,8 +178,8 @@ class Ends:
 def test_how_a_command_ended_decides_what_an_agent_returns(
     ended: Any, timeout: float | None, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Ends(ended)
-    monkeypatch.setattr("skyrl.rollout.isolated_agent._sandbox", lambda tier, readable: made)
+    sandbox = Ends(ended)
+    monkeypatch.setattr("skyrl.rollout.isolated_agent._sandbox", lambda tier, readable: sandbox)
     run = agent_of(agent(tmp_path, "", timeout_seconds=timeout), "namespace")
     call = AgentCall(task={}, url="http://127.0.0.1:1", key="k", model="m")
     if ended == "exit":
@@ -187,7 +187,7 @@ def test_how_a_command_ended_decides_what_an_agent_returns(
     else:
         with pytest.raises((RewardError, WorkerEnded), match=value):
             run(call)
-    assert made.limits.seconds == (timeout or 1e6)
+    assert sandbox.limits.seconds == (timeout or 1e6)
 
 
 def test_an_agent_that_cannot_be_isolated_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,9 +133,9 @@ def isolated(tier: Tier | Literal["auto"], **more: Any) -> SkyRLGymConfig:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One for all environments here: a sandbox warms up for each."""
-    made = tmp_path_factory.mktemp("environments")
-    made.chmod(0o755)  # a run of root's: its programs are other users
-    return made
+    folder = tmp_path_factory.mktemp("environments")
+    folder.chmod(0o755)  # a run of root's: its programs are other users
+    return folder
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -169,16 +169,16 @@ async def test_broken_environments_fail_by_themselves_and_leave_nothing_behind(
     lora, engines = SkyRLLoraConfig(), [Scripted("an answer")]
     unused: Any = None  # no tokenizer: prompts of one turn come as token ids
     client = InferenceEngineClient(engines, unused, "model", lora, InferenceEngineConfig())  # type: ignore[arg-type]  # stand-ins
-    made = SkyRLGymGenerator("model", lora, GeneratorConfig(), gym, client, unused, user_env_class=task)
+    generator = SkyRLGymGenerator("model", lora, GeneratorConfig(), gym, client, unused, user_env_class=task)
     prompts = [
         Prompt(
-            id=how, messages=({"role": "user", "content": "?"},), token_ids=(1,), env_class=task, extras={"how": how}
+            id=kind, messages=({"role": "user", "content": "?"},), token_ids=(1,), env_class=task, extras={"how": kind}
         )
-        for how in (*BROKEN, *GOOD)
+        for kind in (*BROKEN, *GOOD)
     ]
-    groups = await made.generate(prompts, sampling=SamplingParams(), samples_per_prompt=1, weight_version=0)
+    groups = await generator.generate(prompts, sampling=SamplingParams(), samples_per_prompt=1, weight_version=0)
     failed = {group.prompt.id: group.trajectories[0].failures for group in groups if group.dropped}
-    assert {how: failure.kind for how, (failure,) in failed.items()} == BROKEN
+    assert {kind: failure.kind for kind, (failure,) in failed.items()} == BROKEN
     assert re.search(r"task\.py:\d+, in step\)$", failed["raises"][0].reason)
     assert {group.prompt.id: group.rewards for group in groups if not group.dropped} == dict.fromkeys(GOOD, (1.0,))
     [well] = [group.trajectories[0] for group in groups if group.prompt.id == "well"]
@@ -219,28 +219,30 @@ def test_the_tools_of_an_isolated_environment_are_seen_and_called(folder: Path) 
 @pytest.mark.long
 def test_an_isolated_environment_that_cannot_be_found_says_what_was_looked_for(folder: Path) -> None:
     file = written(folder, "broken", "1 / 0")
-    for name, said in ((f"{file}:f", "ZeroDivisionError"), (f"{folder / 'none.py'}:f", "there is no file")):
-        with pytest.raises(TaskError, match=said):
+    for name, message in ((f"{file}:f", "ZeroDivisionError"), (f"{folder / 'none.py'}:f", "there is no file")):
+        with pytest.raises(TaskError, match=message):
             find_task(name, name, isolated(HERE[-1]))
 
 
-@pytest.mark.parametrize("ways", [{}, {"step_wise_trajectories": True}, {"chat_template": NO_THOUGHTS}])
+@pytest.mark.parametrize("changes", [{}, {"step_wise_trajectories": True}, {"chat_template": NO_THOUGHTS}])
 async def test_isolated_tools_are_shown_and_answer_however_the_conversation_is_rendered(
-    folder: Path, ways: dict[str, Any]
+    folder: Path, changes: dict[str, Any]
 ) -> None:
     name, tokenizer = f"{written(folder, 'shop', SHOP)}:Shop", chat_tokenizer(QWEN)
     engine = Says(tokenizer, [f"{APPLE}<|im_end|>", "3<|im_end|>"])
-    lora, settings = SkyRLLoraConfig(), GeneratorConfig(max_turns=3, **ways)
+    lora, settings = SkyRLLoraConfig(), GeneratorConfig(max_turns=3, **changes)
     client = InferenceEngineClient([engine], tokenizer, "model", lora, InferenceEngineConfig())  # type: ignore[list-item]  # stand-ins
-    made = SkyRLGymGenerator("model", lora, settings, isolated(HERE[-1]), client, tokenizer, user_env_class=name)
-    (group,) = await play(made, chat_prompt(tokenizer, name, prices={"apple": 3}))
+    generator = SkyRLGymGenerator("model", lora, settings, isolated(HERE[-1]), client, tokenizer, user_env_class=name)
+    (group,) = await play(generator, chat_prompt(tokenizer, name, prices={"apple": 3}))
     (row,) = group.trajectories
     assert (row.reward, row.failures, len(engine.requests)) == (1.0, (), 2)
     for request in engine.requests:
         assert '"name": "price"' in tokenizer.decode(request.prompt_ids)
     assert "<tool_response>\n3\n</tool_response>" in tokenizer.decode(engine.requests[1].prompt_ids)
     rows = [step.prompt_ids + step.response_ids for step in row.steps]
-    assert all(any(whole[: len(asked.prompt_ids)] == asked.prompt_ids for whole in rows) for asked in engine.requests)
+    assert all(
+        any(tokens[: len(request.prompt_ids)] == request.prompt_ids for tokens in rows) for request in engine.requests
+    )
 
 
 def test_an_isolated_environment_may_skip_a_sample(task: str) -> None:
@@ -252,8 +254,8 @@ def test_an_isolated_environment_may_skip_a_sample(task: str) -> None:
 
 def test_closing_an_episode_ends_a_call_that_still_runs(task: str) -> None:
     env = find_task(task, task, isolated(HERE[-1]))({"how": "hangs"})
-    with ThreadPoolExecutor(1) as beside:
-        running = beside.submit(env.step, "an answer")
+    with ThreadPoolExecutor(1) as executor:
+        running = executor.submit(env.step, "an answer")
         assert soon(lambda: process_beside("hanging") is not None)
         env.close()  # and the 300 s of a step are not waited for
         with pytest.raises(WorkerEnded) as ended:

@@ -28,23 +28,23 @@ def row(mask: list[int], rewards: list[float], **more: Any) -> Trajectory:
 
 def groups(*rows: Trajectory) -> list[TrajectoryGroup]:
     prompt = Prompt(id="p", messages=(), token_ids=(1,), env_class="e")
-    return [TrajectoryGroup(prompt=prompt, trajectories=(each,)) for each in rows]
+    return [TrajectoryGroup(prompt=prompt, trajectories=(trajectory,)) for trajectory in rows]
 
 
 def test_what_environments_measured_is_averaged_over_those_that_have_it() -> None:
-    found = measure(groups(row([1], [1], metrics={"a": 1.0}), row([1], [1], metrics={"a": 3.0, "b": 5.0})))
-    assert (found["environment/a"], found["environment/b"]) == (2.0, 5.0)
+    metrics = measure(groups(row([1], [1], metrics={"a": 1.0}), row([1], [1], metrics={"a": 3.0, "b": 5.0})))
+    assert (metrics["environment/a"], metrics["environment/b"]) == (2.0, 5.0)
 
 
 def test_failures_are_counted_by_kind_and_a_dropped_group_is_measured_nowhere_else() -> None:
     late, broken = Failure(kind="timeout", reason="late"), Failure(kind="raised", reason="broken")
-    found = measure(
+    metrics = measure(
         groups(row([1, 1], [1]), row([1], [1], failures=(late, broken)), row([], [], failures=(late,), failed=True))
     )
-    assert found["rollout/failures"] == 3
-    assert (found["rollout/failures_timeout"], found["rollout/failures_raised"]) == (2, 1)
-    assert (found["rollout/replaced_samples"], found["rollout/dropped_groups"]) == (1, 1)
-    assert found["generate/avg_num_tokens"] == 1.5
+    assert metrics["rollout/failures"] == 3
+    assert (metrics["rollout/failures_timeout"], metrics["rollout/failures_raised"]) == (2, 1)
+    assert (metrics["rollout/replaced_samples"], metrics["rollout/dropped_groups"]) == (1, 1)
+    assert metrics["generate/avg_num_tokens"] == 1.5
 
 
 def test_rows_are_counted_for_each_trajectory() -> None:
@@ -57,20 +57,20 @@ def test_rows_are_counted_for_each_trajectory() -> None:
         weight_versions=(0,),
         rewards=(TurnReward(token=0, reward=0.0),),
     )
-    found = measure(groups(row([1], [1], earlier=(earlier,)), row([1], [1])))
-    assert (found["generate/avg_num_rows"], found["generate/avg_num_turns"]) == (1.5, 1.5)
+    metrics = measure(groups(row([1], [1], earlier=(earlier,)), row([1], [1])))
+    assert (metrics["generate/avg_num_rows"], metrics["generate/avg_num_turns"]) == (1.5, 1.5)
 
 
 def test_an_answer_of_which_nothing_was_sampled_has_turns_of_no_tokens() -> None:
-    found = measure(groups(row([0], [1])))
-    assert [found[f"generate/tokens_per_turn_{each}"] for each in ("mean", "std", "max")] == [0.0, 0.0, 0]
+    metrics = measure(groups(row([0], [1])))
+    assert [metrics[f"generate/tokens_per_turn_{statistic}"] for statistic in ("mean", "std", "max")] == [0.0, 0.0, 0]
 
 
 def test_the_ninetieth_percentile_lies_between_neighbours() -> None:
     """13 answers took 0, 1, ... 11 and 100 seconds: nine tenths of the way from the first to the last is place 10.8."""
     took = [row([1], [1], timings={"completion": seconds, "llm": 0.0, "env": 0.0}) for seconds in (*range(12), 100)]
-    found = measure(groups(*took))
-    assert found["generate/trajectory_time_completion_p90"] == pytest.approx(10.8)
+    metrics = measure(groups(*took))
+    assert metrics["generate/trajectory_time_completion_p90"] == pytest.approx(10.8)
 
 
 def test_a_sample_without_reward_is_filled_with_the_next_that_has_one() -> None:
@@ -87,8 +87,8 @@ def test_tokens_that_are_placed_before_any_turn_are_of_the_first_version() -> No
 
 def test_parts_of_the_reward_are_averaged_by_name_over_the_answers_that_have_them() -> None:
     right, short = {"correct": 1.0, "format": 0.5}, {"correct": 0.0}
-    found = measure(groups(row([1], [1], components=right), row([1], [1], components=short), row([1], [1])))
-    assert (found["reward/component/correct"], found["reward/component/format"]) == (0.5, 0.5)
+    metrics = measure(groups(row([1], [1], components=right), row([1], [1], components=short), row([1], [1])))
+    assert (metrics["reward/component/correct"], metrics["reward/component/format"]) == (0.5, 0.5)
 
 
 def test_repeated_text_is_the_share_of_runs_of_four_tokens_that_came_before() -> None:

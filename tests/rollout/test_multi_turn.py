@@ -59,8 +59,8 @@ async def test_each_turn_starts_from_exactly_the_tokens_before_it() -> None:
     engine = Says(TOKENIZER, ["a<|im_end|>", "b<|im_end|>", "c<|im_end|>"])
     (group,) = await play(generator(engine, TOKENIZER), prompt(TOKENIZER, "tests-counts"))
     (row,) = group.trajectories
-    whole = row.prompt_ids + row.response_ids
-    assert [whole[: len(request.prompt_ids)] for request in engine.requests] == [r.prompt_ids for r in engine.requests]
+    tokens = row.prompt_ids + row.response_ids
+    assert [tokens[: len(request.prompt_ids)] for request in engine.requests] == [r.prompt_ids for r in engine.requests]
     assert [request.keys[0].turn for request in engine.requests] == [0, 1, 2]
 
 
@@ -131,8 +131,8 @@ async def test_max_turns_ends_a_conversation_that_would_go_on() -> None:
 
 async def test_a_conversation_that_became_too_long_ends_before_its_next_turn() -> None:
     engine = Says(TOKENIZER, ["a<|im_end|>", "b<|im_end|>"])
-    asked = prompt(TOKENIZER, "tests-counts")
-    (group,) = await play(generator(engine, TOKENIZER, max_input_length=len(asked.token_ids) + 4), asked)
+    task_prompt = prompt(TOKENIZER, "tests-counts")
+    (group,) = await play(generator(engine, TOKENIZER, max_input_length=len(task_prompt.token_ids) + 4), task_prompt)
     (row,) = group.trajectories
     assert (TOKENIZER.decode(row.response_ids), row.stop_reason) == ("a<|im_end|>", "context")
     assert row.metrics == {"steps": 1.0}
@@ -160,18 +160,20 @@ register("tests-goes", Goes)
 
 
 @pytest.mark.sampled(7)
-@pytest.mark.parametrize("said", ["", "x", "saw all of it"])
+@pytest.mark.parametrize("reply", ["", "x", "saw all of it"])
 @pytest.mark.parametrize("end", ["<|im_end|>", "</s>", ""], ids=["token", "text", "nothing"])
 @pytest.mark.parametrize("mode", MODES)
 async def test_at_the_limit_a_conversation_ends_with_the_tokens_that_were_sampled(
-    mode: str, end: str, said: str
+    mode: str, end: str, reply: str
 ) -> None:
-    asked = prompt(TOKENIZER, "tests-goes", said=said)
+    task_prompt = prompt(TOKENIZER, "tests-goes", said=reply)
     lengths = set()
-    for limit in range(len(asked.token_ids), len(asked.token_ids) + 60, 3):
+    for limit in range(len(task_prompt.token_ids), len(task_prompt.token_ids) + 60, 3):
         turns = [f"{turn}{end}" for turn in ("four", "b", "ccc", "d")]
         engine = Says(TOKENIZER, turns, stop_reason="stop" if end else "length")
-        (group,) = await play(generator(engine, TOKENIZER, max_turns=4, max_input_length=limit, **MODES[mode]), asked)
+        (group,) = await play(
+            generator(engine, TOKENIZER, max_turns=4, max_input_length=limit, **MODES[mode]), task_prompt
+        )
         (row,) = group.trajectories
         played = len(engine.requests)
         drawn = engine.completion(turns[played - 1]).token_ids
@@ -192,8 +194,8 @@ async def test_a_conversation_measures_the_same_however_it_is_cut_into_rows(mode
     turns = ["abcdabcd<|im_end|>", "abcd" * 3 + "<|im_end|>", "c<|im_end|>"]
     measured = []
     for settings in ({}, MODES[mode]):
-        asked = prompt(TOKENIZER, "tests-counts")
-        groups = await play(generator(Says(TOKENIZER, turns), TOKENIZER, **settings), asked)
+        task_prompt = prompt(TOKENIZER, "tests-counts")
+        groups = await play(generator(Says(TOKENIZER, turns), TOKENIZER, **settings), task_prompt)
         counted: Any = RolloutPosition(None, None)  # type: ignore[arg-type]  # both are for its other methods
         counted.count(groups, 0)
         numbers = {name: value for name, value in measure(groups).items() if not name.endswith(("_rows", "env_run"))}
@@ -254,7 +256,7 @@ async def test_a_prompt_that_is_too_long_from_the_start_samples_nothing() -> Non
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "message"),
     [
         ({"logprobs": (float("nan"),)}, "log-probability"),
         ({"token_ids": (1, 1), "weight_versions": (1, 1), "logprobs": (-1.0, float("nan"))}, "log-probability"),
@@ -264,19 +266,19 @@ async def test_a_prompt_that_is_too_long_from_the_start_samples_nothing() -> Non
         ({"weight_versions": (1, 1)}, "2 weight versions"),
     ],
 )
-async def test_an_answer_of_the_engine_that_is_not_whole_reaches_no_batch(broken: Any, said: str) -> None:
+async def test_an_answer_of_the_engine_that_is_not_whole_reaches_no_batch(broken: Any, message: str) -> None:
     class Broken(Says):
         def completion(self, text: str) -> Completion:
-            whole = {
+            defaults = {
                 "token_ids": (1,),
                 "text": "a",
                 "logprobs": (-1.0,),
                 "weight_versions": (1,),
                 "stop_reason": "stop",
             }
-            return Completion(**{**whole, **broken})
+            return Completion(**{**defaults, **broken})
 
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(RunError, match=message):
         await play(generator(Broken(TOKENIZER, ["a"]), TOKENIZER), prompt(TOKENIZER, "tests-counts"))
 
 
@@ -376,8 +378,8 @@ async def test_as_many_environments_run_at_a_time_as_there_are_workers(
 
     monkeypatch.setattr("skyrl.rollout.threads.PATIENCE", -1.0)
     monkeypatch.setattr(KeptThreads, "run", start)
-    made = generator(Says(TOKENIZER, *[["good"]] * 6), TOKENIZER, SkyRLGymConfig(max_env_workers=workers))
-    playing = asyncio.create_task(play(made, prompt(TOKENIZER, "tests-fails"), samples=6))
+    gym_generator = generator(Says(TOKENIZER, *[["good"]] * 6), TOKENIZER, SkyRLGymConfig(max_env_workers=workers))
+    playing = asyncio.create_task(play(gym_generator, prompt(TOKENIZER, "tests-fails"), samples=6))
     while not playing.done():
         for _ in range(50):  # turns of the event loop
             await asyncio.sleep(0)
@@ -436,8 +438,8 @@ async def test_a_batch_can_be_sampled_whole_before_the_first_answer_is_judged() 
             return EnvStep(reward=1.0, done=True)
 
     register("tests-looks", Looks)
-    asked = [prompt(TOKENIZER, "tests-looks") for _ in range(5)]
-    await play(generator(engine, TOKENIZER, max_turns=1, batched=True), *asked)
+    prompts = [prompt(TOKENIZER, "tests-looks") for _ in range(5)]
+    await play(generator(engine, TOKENIZER, max_turns=1, batched=True), *prompts)
     assert judged_after == [5] * 5
 
 
@@ -456,8 +458,8 @@ async def test_no_more_trajectories_are_in_flight_than_allowed() -> None:
         return made[-1]  # type: ignore[return-value]  # just appended
 
     register("tests-alive", keep)
-    asked = [prompt(TOKENIZER, "tests-alive") for _ in range(6)]
-    await play(generator(engine, TOKENIZER, max_trajectories_in_flight=4), *asked, samples=2)
+    prompts = [prompt(TOKENIZER, "tests-alive") for _ in range(6)]
+    await play(generator(engine, TOKENIZER, max_trajectories_in_flight=4), *prompts, samples=2)
     assert max(alive) <= 4
 
 

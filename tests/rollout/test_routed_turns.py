@@ -29,8 +29,8 @@ def completion(computed: int, *ids: int, expert: int = 0) -> Completion:
 
 def experts(row: TokenRow) -> list[int]:
     assert row.routed_experts is not None
-    found: list[int] = restored_choices(row.routed_experts).flatten().tolist()
-    return found
+    choices: list[int] = restored_choices(row.routed_experts).flatten().tolist()
+    return choices
 
 
 def test_each_token_keeps_the_expert_of_the_turn_that_computed_it_first() -> None:
@@ -78,6 +78,6 @@ def test_routed_experts_are_collated_stored_and_read_back() -> None:
     prompt = Prompt(id="p", messages=(), token_ids=(1, 2), env_class="task")
     group = TrajectoryGroup(prompt=prompt, trajectories=(routed, plain))
     assert group_of(as_object(group)) == group
-    found = collate([group]).routed_experts
-    assert found is not None
-    assert found[:, :, 0, 0].tolist() == [[9, 10, 11, 12, -1], [-1] * 5]
+    choices = collate([group]).routed_experts
+    assert choices is not None
+    assert choices[:, :, 0, 0].tolist() == [[9, 10, 11, 12, -1], [-1] * 5]

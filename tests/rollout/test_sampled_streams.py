@@ -108,12 +108,12 @@ def test_draws_do_not_depend_on_how_long_groups_take(staleness: int, concurrency
 def test_a_run_that_is_interrupted_at_twenty_moments_draws_what_an_undisturbed_one_draws(
     staleness: int, refuses: bool
 ) -> None:
-    whole = Run(0, staleness, refuses=refuses).draws()
+    undisturbed = Run(0, staleness, refuses=refuses).draws()
     moments = sorted(Random(staleness).sample(range(1, STEPS), 20))
     interrupted = Run(1, staleness, refuses=refuses).draws(*moments)
-    together = min(len(whole), len(interrupted))
+    together = min(len(undisturbed), len(interrupted))
     assert together >= STEPS
-    assert [interrupted[step] for step in range(together)] == [whole[step] for step in range(together)]
+    assert [interrupted[step] for step in range(together)] == [undisturbed[step] for step in range(together)]
 
 
 def test_rewards_arrive_in_the_order_of_the_draws_and_change_what_is_drawn() -> None:

@@ -38,12 +38,12 @@ register("tests-marks", Marks)
 
 async def test_what_an_environment_changes_in_its_row_or_prompt_no_other_sample_sees() -> None:
     engine = Says(TOKENIZER, ["a"], ["b"], ["c"])
-    asked = prompt(TOKENIZER, "tests-marks", table={"seen": []})
-    (group,) = await play(generator(engine, TOKENIZER), asked, samples=3)
+    task_prompt = prompt(TOKENIZER, "tests-marks", table={"seen": []})
+    (group,) = await play(generator(engine, TOKENIZER), task_prompt, samples=3)
     assert group.rewards == (1.0, 1.0, 1.0)
     assert {TOKENIZER.decode(row.prompt_ids).splitlines()[1] for row in group.trajectories} == {"go!<|im_end|>"}
-    assert asked.messages[0]["content"] == "go"
-    assert asked.extras == {"table": {"seen": []}}
+    assert task_prompt.messages[0]["content"] == "go"
+    assert task_prompt.extras == {"table": {"seen": []}}
 
 
 class Together(Env):
@@ -69,22 +69,24 @@ register("tests-together", Together)
 
 async def test_training_and_evaluation_share_the_workers_of_environments() -> None:
     """Each call has two samples at work: with a limit of their own, four would be at the same time."""
-    made = generator(Says(TOKENIZER, *[["a"]] * 8), TOKENIZER, SkyRLGymConfig(max_env_workers=2))
-    asked = prompt(TOKENIZER, "tests-together")
+    gym_generator = generator(Says(TOKENIZER, *[["a"]] * 8), TOKENIZER, SkyRLGymConfig(max_env_workers=2))
+    task_prompt = prompt(TOKENIZER, "tests-together")
 
     async def sample(purpose: str) -> None:
-        await made.generate([asked], sampling=SamplingParams(), samples_per_prompt=8, weight_version=4, purpose=purpose)
+        await gym_generator.generate(
+            [task_prompt], sampling=SamplingParams(), samples_per_prompt=8, weight_version=4, purpose=purpose
+        )
 
     await asyncio.gather(sample("train"), sample("eval"), sample("baseline"))
     assert Together.most == 2
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "expected"),
     [({}, 4), ({"max_turns": 6}, 4), ({"max_turns": 2}, 2), ({"extra_info": {"max_turns": 6}}, 4)],
 )
-def test_an_environment_is_told_of_no_more_turns_than_it_has(row: Mapping[str, Any], told: int) -> None:
-    assert max_turns({**row, "max_turns": fewest_turns(row, 4)}, default=9) == told
+def test_an_environment_is_told_of_no_more_turns_than_it_has(row: Mapping[str, Any], expected: int) -> None:
+    assert max_turns({**row, "max_turns": fewest_turns(row, 4)}, default=9) == expected
 
 
 class PaysAtTheEnd(Env):
@@ -102,8 +104,8 @@ register("tests-pays-at-the-end", PaysAtTheEnd)
 
 
 async def test_the_reward_of_the_last_turn_comes_though_the_row_wants_more_turns_than_there_are() -> None:
-    made = generator(Says(TOKENIZER, ["a<|im_end|>"] * 9), TOKENIZER, max_turns=3)
-    (group,) = await play(made, prompt(TOKENIZER, "tests-pays-at-the-end", max_turns=6))
+    gym_generator = generator(Says(TOKENIZER, ["a<|im_end|>"] * 9), TOKENIZER, max_turns=3)
+    (group,) = await play(gym_generator, prompt(TOKENIZER, "tests-pays-at-the-end", max_turns=6))
     assert group.rewards == (1.0,)
 
 
@@ -118,17 +120,17 @@ register("tests-closes-badly", ClosesBadly)
 
 
 async def test_a_sample_that_was_judged_keeps_its_reward_though_its_environment_cannot_be_closed() -> None:
-    made = generator(Says(TOKENIZER, ["a"], ["b"]), TOKENIZER)
-    (group,) = await play(made, prompt(TOKENIZER, "tests-closes-badly"), samples=2)
+    gym_generator = generator(Says(TOKENIZER, ["a"], ["b"]), TOKENIZER)
+    (group,) = await play(gym_generator, prompt(TOKENIZER, "tests-closes-badly"), samples=2)
     assert group.rewards == (1.0, 1.0)
     counts = measure([group])
     assert (counts["rollout/failures_close"], counts["rollout/replaced_samples"]) == (2, 0)
 
 
 async def test_environments_that_can_never_be_closed_stop_the_run() -> None:
-    made = generator(Says(TOKENIZER, *[["a"]] * 4), TOKENIZER)
+    gym_generator = generator(Says(TOKENIZER, *[["a"]] * 4), TOKENIZER)
     with pytest.raises(RewardError, match="closing after prompt p, raised OSError: the door jams"):
-        await play(made, prompt(TOKENIZER, "tests-closes-badly"), samples=4)
+        await play(gym_generator, prompt(TOKENIZER, "tests-closes-badly"), samples=4)
 
 
 class BeginsLate(Env):
@@ -154,8 +156,8 @@ async def test_an_environment_that_is_slow_to_begin_holds_up_no_other_of_its_gro
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("skyrl.rollout.sampling_session.TOGETHER_SECONDS", 0.05)
-    made = generator(Says(TOKENIZER, ["a"], ["b"]), TOKENIZER)
-    (group,) = await play(made, prompt(TOKENIZER, "tests-begins-late"), samples=2)
+    gym_generator = generator(Says(TOKENIZER, ["a"], ["b"]), TOKENIZER)
+    (group,) = await play(gym_generator, prompt(TOKENIZER, "tests-begins-late"), samples=2)
     assert (group.rewards, [row.failures for row in group.trajectories]) == ((1.0, 1.0), [(), ()])
     assert [row.sample_index for row in group.trajectories] == [0, 1]
 
@@ -167,8 +169,8 @@ async def test_what_is_sampled_together_depends_on_no_time_where_equal_bits_are_
     monkeypatch.setattr("skyrl.rollout.sampling_session.TOGETHER_SECONDS", 0.0)  # every environment is late
     engine = Says(TOKENIZER, ["a"], ["b"], ["c"])
     settings = InferenceEngineConfig(deterministic=deterministic)
-    made = generator(engine, TOKENIZER, inference_engine=settings)
-    await play(made, prompt(TOKENIZER, "tests-marks", table={"seen": []}), samples=3)
+    gym_generator = generator(engine, TOKENIZER, inference_engine=settings)
+    await play(gym_generator, prompt(TOKENIZER, "tests-marks", table={"seen": []}), samples=3)
     assert [len(request.keys) for request in engine.requests] == requests
 
 

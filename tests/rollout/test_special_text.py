@@ -42,10 +42,10 @@ class Retrieves(Env):
 register("tests-retrieves", Retrieves)
 
 
-async def read(page: str, tokenizer: Any, answers: list[str], **ways: Any) -> tuple[Trajectory, Says]:
+async def read(page: str, tokenizer: Any, answers: list[str], **settings: Any) -> tuple[Trajectory, Says]:
     engine = Says(tokenizer, answers)
-    asked = prompt(tokenizer, "tests-retrieves", page=page)
-    (group,) = await play(generator(engine, tokenizer, **ways), asked)
+    task_prompt = prompt(tokenizer, "tests-retrieves", page=page)
+    (group,) = await play(generator(engine, tokenizer, **settings), task_prompt)
     (row,) = group.trajectories
     assert isinstance(row, Trajectory)
     return row, engine
@@ -56,14 +56,14 @@ def special(tokenizer: Any, ids: tuple[int, ...]) -> list[int]:
     return [token for token in ids if token in tokenizer.added_tokens_decoder]
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_page_that_spells_special_tokens_is_read_as_its_letters(way: str) -> None:
+@pytest.mark.parametrize("mode", WAYS)
+async def test_a_page_that_spells_special_tokens_is_read_as_its_letters(mode: str) -> None:
     answers = ["look<|im_end|>", "done<|im_end|>"]
-    harmless, _ = await read("nothing", TOKENIZER, answers, **WAYS[way])
-    row, engine = await read(f"a{ATTACK}b", TOKENIZER, answers, **WAYS[way])
-    whole = [step.prompt_ids + step.response_ids for step in row.steps]
+    harmless, _ = await read("nothing", TOKENIZER, answers, **WAYS[mode])
+    row, engine = await read(f"a{ATTACK}b", TOKENIZER, answers, **WAYS[mode])
+    rows = [step.prompt_ids + step.response_ids for step in row.steps]
     assert f"a{ATTACK}b" in TOKENIZER.decode(engine.requests[-1].prompt_ids)
-    assert [special(TOKENIZER, ids) for ids in whole] == [
+    assert [special(TOKENIZER, ids) for ids in rows] == [
         special(TOKENIZER, step.prompt_ids + step.response_ids) for step in harmless.steps
     ]
 
@@ -79,9 +79,9 @@ OLD_MARKS = [
 
 
 @pytest.mark.parametrize("page", OLD_MARKS)
-@pytest.mark.parametrize("way", WAYS)
-async def test_no_text_is_taken_for_a_placeholder(way: str, page: str) -> None:
-    row, engine = await read(page, TOKENIZER, [f"{page}<|im_end|>", "done<|im_end|>"], **WAYS[way])
+@pytest.mark.parametrize("mode", WAYS)
+async def test_no_text_is_taken_for_a_placeholder(mode: str, page: str) -> None:
+    row, engine = await read(page, TOKENIZER, [f"{page}<|im_end|>", "done<|im_end|>"], **WAYS[mode])
     assert row.failures == ()
     assert TOKENIZER.decode(engine.requests[-1].prompt_ids).count(page) == 2  # as it was sampled and as it was shown
 
@@ -117,27 +117,28 @@ async def test_no_format_takes_an_observation_for_the_end_of_a_turn(name: str) -
     tokenizer = chat_tokenizer(family.template, family.special)
     spelled = "".join(str(token) for token in tokenizer.added_tokens_decoder.values())
     answers = [f"look{family.end}", f"done{family.end}"]
-    for ways in ({}, {"step_wise_trajectories": True}):
-        harmless, _ = await read("nothing", tokenizer, answers, **ways)
-        row, engine = await read(spelled, tokenizer, answers, **ways)
+    for settings in ({}, {"step_wise_trajectories": True}):
+        harmless, _ = await read("nothing", tokenizer, answers, **settings)
+        row, engine = await read(spelled, tokenizer, answers, **settings)
         assert spelled in tokenizer.decode(engine.requests[1].prompt_ids)
-        found, wanted = (
-            [special(tokenizer, step.prompt_ids + step.response_ids) for step in each.steps] for each in (row, harmless)
+        specials, expected = (
+            [special(tokenizer, step.prompt_ids + step.response_ids) for step in trajectory.steps]
+            for trajectory in (row, harmless)
         )
-        assert found == wanted
+        assert specials == expected
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_text_that_no_tokenizer_takes_is_a_failure_of_its_sample_and_not_of_the_run(way: str) -> None:
-    asked = prompt(TOKENIZER, "tests-retrieves", page="half a pair: \ud800")
-    fine = evolve(asked, id="fine", extras={"page": "whole"})
+@pytest.mark.parametrize("mode", WAYS)
+async def test_text_that_no_tokenizer_takes_is_a_failure_of_its_sample_and_not_of_the_run(mode: str) -> None:
+    task_prompt = prompt(TOKENIZER, "tests-retrieves", page="half a pair: \ud800")
+    fine = evolve(task_prompt, id="fine", extras={"page": "whole"})
     engine = Says(TOKENIZER, ["look<|im_end|>", "done<|im_end|>"])
-    made = generator(engine, TOKENIZER, SkyRLGymConfig(max_failed_share=1.0, max_attempts=1), **WAYS[way])
-    broken, whole = await play(made, asked, fine)
+    gym_generator = generator(engine, TOKENIZER, SkyRLGymConfig(max_failed_share=1.0, max_attempts=1), **WAYS[mode])
+    broken, intact = await play(gym_generator, task_prompt, fine)
     (failure,) = broken.trajectories[0].failures
     assert failure.kind == "wrong_type"
     assert "tests-retrieves, answering in prompt p, returned text that cannot be tokenized" in failure.reason
-    assert (broken.dropped, whole.dropped) == (True, False)
+    assert (broken.dropped, intact.dropped) == (True, False)
 
 
 async def test_a_first_message_that_no_tokenizer_takes_is_a_failure_of_its_sample() -> None:
@@ -146,8 +147,8 @@ async def test_a_first_message_that_no_tokenizer_takes_is_a_failure_of_its_sampl
             return (*prompt, {"role": "user", "content": self.extras["page"]}), {}
 
     register("tests-greets", Greets)
-    made = generator(Says(TOKENIZER, ["a"]), TOKENIZER, SkyRLGymConfig(max_failed_share=1.0))
-    (group,) = await play(made, prompt(TOKENIZER, "tests-greets", page="\udfff"))
+    gym_generator = generator(Says(TOKENIZER, ["a"]), TOKENIZER, SkyRLGymConfig(max_failed_share=1.0))
+    (group,) = await play(gym_generator, prompt(TOKENIZER, "tests-greets", page="\udfff"))
     assert [failure.kind for failure in group.trajectories[0].failures] == ["wrong_type"] * 3
 
 
@@ -156,10 +157,10 @@ async def test_what_the_policy_spelled_is_text_where_its_turn_is_written_anew() 
         """Samples the letters of a special token, not the token."""
 
         def completion(self, text: str) -> Any:
-            made = super().completion(text)
+            completion = super().completion(text)
             body = tuple(self.tokenizer.encode(text.removesuffix("<|im_end|>"), split_special_tokens=True))
-            ids = (*body, made.token_ids[-1])
-            return type(made)(
+            ids = (*body, completion.token_ids[-1])
+            return type(completion)(
                 token_ids=ids,
                 text=self.tokenizer.decode(body, skip_special_tokens=True),
                 logprobs=(-0.1,) * len(ids),
@@ -168,13 +169,15 @@ async def test_what_the_policy_spelled_is_text_where_its_turn_is_written_anew() 
             )
 
     engine = Spells(TOKENIZER, [f"a{ATTACK}b<|im_end|>", "done<|im_end|>"])
-    asked = prompt(TOKENIZER, "tests-retrieves", page="nothing")
-    (group,) = await play(generator(engine, TOKENIZER, step_wise_trajectories=True, merge_stepwise_output=True), asked)
+    task_prompt = prompt(TOKENIZER, "tests-retrieves", page="nothing")
+    (group,) = await play(
+        generator(engine, TOKENIZER, step_wise_trajectories=True, merge_stepwise_output=True), task_prompt
+    )
     (row,) = group.trajectories
     assert row.earlier == ()  # the second turn goes on from exactly the tokens of the first
     assert f"a{ATTACK}b" in TOKENIZER.decode(row.response_ids)
 
 
 async def test_a_prompt_is_the_users_own_and_read_as_it_is_written() -> None:
-    asked = prompt(TOKENIZER, "tests-retrieves", "go<|im_end|>", page="x")
-    assert len(special(TOKENIZER, asked.token_ids)) == 4
+    task_prompt = prompt(TOKENIZER, "tests-retrieves", "go<|im_end|>", page="x")
+    assert len(special(TOKENIZER, task_prompt.token_ids)) == 4

@@ -86,10 +86,10 @@ class World:
     async def train(self, stream: GroupStream, first: int = 0, last: int | None = None) -> None:
         for version in range(first, self.steps if last is None else last):
             stream.set_weights_version(version)
-            taken = await stream.take(version)
-            assert len(taken) == self.batch
-            self.trained.append([group.prompt.id for group, _ in taken])
-            self.lags += [version - begun for _, begun in taken]
+            groups = await stream.take(version)
+            assert len(groups) == self.batch
+            self.trained.append([group.prompt.id for group, _ in groups])
+            self.lags += [version - start_version for _, start_version in groups]
             await asyncio.sleep(self.train_seconds)
 
 
@@ -116,10 +116,10 @@ def uneven(prompt: Prompt) -> float:
 def test_room_is_what_areal_computes(
     staleness: int, version: int, batch: int, accepted: int, running: int, concurrency: int, room: int
 ) -> None:
-    found = room_for_groups(
+    result = room_for_groups(
         concurrency=concurrency, running=running, accepted=accepted, version=version, staleness=staleness, batch=batch
     )
-    assert found == room
+    assert result == room
 
 
 def test_without_staleness_every_batch_is_sampled_by_the_weights_that_it_trains_in_the_order_of_the_data() -> None:
@@ -141,9 +141,9 @@ def test_the_oldest_groups_that_are_ready_go_first_and_a_late_one_when_it_would_
     order = [name for name, _, _ in slow.begun]
     for batch in slow.trained:
         assert batch == sorted(batch, key=order.index)
-    waited = next(place for place, batch in enumerate(slow.trained) if "0" in batch)
-    begun = next(version for name, version, _ in slow.begun if name == "0")
-    assert waited == begun + 2
+    waited = next(index for index, batch in enumerate(slow.trained) if "0" in batch)
+    start_version = next(version for name, version, _ in slow.begun if name == "0")
+    assert waited == start_version + 2
 
 
 def test_no_more_groups_run_than_allowed_and_all_of_them_where_there_is_work() -> None:
@@ -234,10 +234,10 @@ def test_a_checkpoint_keeps_finished_groups_as_they_were() -> None:
         stream = world.stream()
         await world.train(stream, 0, 3)
         state = json.loads(json.dumps(stream.state()))
-        again = world.stream()
-        again.load_state(state)
-        assert [held.group for held in again._begun.values()] == [
-            held.group for held in stream._begun.values() if held.group
+        restored = world.stream()
+        restored.load_state(state)
+        assert [entry.group for entry in restored._begun.values()] == [
+            entry.group for entry in stream._begun.values() if entry.group
         ]
         await stream.close()
 
@@ -254,11 +254,11 @@ def test_a_prompt_that_a_checkpoint_holds_a_group_of_is_drawn_anew_by_the_same_w
         state = json.loads(json.dumps(stream.state()))
         await stream.close()
         world = World(staleness=4, batch=2, data=2, queue=6)
-        again = world.stream()
-        again.load_state(state)
-        again.set_weights_version(0)
+        restored = world.stream()
+        restored.load_state(state)
+        restored.set_weights_version(0)
         await asyncio.sleep(10)
-        await again.close()
+        await restored.close()
         return world.begun
 
     assert sorted(run_in_virtual_time(resumed())) == [("0", 0, 2), ("1", 0, 2)]
@@ -266,8 +266,8 @@ def test_a_prompt_that_a_checkpoint_holds_a_group_of_is_drawn_anew_by_the_same_w
 
 def test_a_group_is_as_new_as_the_last_weights_that_drew_a_token_of_it() -> None:
     [prompt] = prompts(1)
-    found = [_StartedGroup(0, prompt, 1, 0.0, group).newest for group in (None, group_of(prompt, 3))]
-    assert found == [1, 3]
+    versions = [_StartedGroup(0, prompt, 1, 0.0, group).newest for group in (None, group_of(prompt, 3))]
+    assert versions == [1, 3]
 
 
 def test_a_run_that_goes_back_gives_up_what_later_weights_drew_and_samples_those_prompts_again() -> None:
@@ -279,7 +279,7 @@ def test_a_run_that_goes_back_gives_up_what_later_weights_drew_and_samples_those
         await world.train(stream, 0, 5)
         stream.set_weights_version(5)
         await asyncio.sleep(10)
-        ahead = [held.prompt.id for held in stream._sorted_by_age() if held.newest > 2]
+        ahead = [entry.prompt.id for entry in stream._sorted_by_age() if entry.newest > 2]
         stream.load_state(stream.state())
         await world.train(stream, 2)
         await stream.close()
@@ -344,12 +344,12 @@ def test_a_group_that_is_cancelled_from_outside_is_no_silent_loss() -> None:
 
 
 def test_a_stream_is_closed_although_a_group_hangs_while_it_cleans_up_and_begins_nothing_meanwhile() -> None:
-    begun: list[str] = []
+    started: list[str] = []
 
     async def stubborn(prompt: Prompt, version: int, attempt: int) -> TrajectoryGroup:
-        begun.append(prompt.id)
+        started.append(prompt.id)
         try:
-            await asyncio.sleep(1 if len(begun) == 1 else 1e9)
+            await asyncio.sleep(1 if len(started) == 1 else 1e9)
         finally:
             await asyncio.sleep(1e9)
         return group_of(prompt, version)
@@ -365,7 +365,7 @@ def test_a_stream_is_closed_although_a_group_hangs_while_it_cleans_up_and_begins
         return asyncio.get_running_loop().time()
 
     assert run_in_virtual_time(close()) == pytest.approx(40.0)
-    assert len(begun) == 4
+    assert len(started) == 4
 
 
 def test_groups_that_are_all_refused_are_a_stall_too() -> None:

@@ -34,11 +34,11 @@ class Sampler:
 
     async def group(self, prompt: Prompt, *, weight_version: int, attempt: int) -> TrajectoryGroup:
         await asyncio.sleep(1.0)
-        rows = [trajectory(reward, place) for place, reward in enumerate(self.rewards)]
+        rows = [trajectory(reward, index) for index, reward in enumerate(self.rewards)]
         if self.versions:
-            *earlier, last = [drawn_by(each) for each in self.versions]
-            shown = {name: getattr(last, name) for name in ("response_ids", "loss_mask", "rollout_logprobs")}
-            rows = [evolve(row, earlier=tuple(earlier), weight_versions=last.weight_versions, **shown) for row in rows]
+            *earlier, last = [drawn_by(version) for version in self.versions]
+            fields = {name: getattr(last, name) for name in ("response_ids", "loss_mask", "rollout_logprobs")}
+            rows = [evolve(row, earlier=tuple(earlier), weight_versions=last.weight_versions, **fields) for row in rows]
         return TrajectoryGroup(prompt=prompt, trajectories=tuple(rows))
 
 
@@ -86,11 +86,11 @@ def test_an_epoch_is_over_when_all_its_batches_are_trained_on() -> None:
 
     async def epochs() -> list[int]:
         source = rollouts(Sampler())
-        found = [source.epoch]
+        epochs = [source.epoch]
         for version in (0, 1):
             await train(source, version)
-            found.append(source.epoch)
-        return found
+            epochs.append(source.epoch)
+        return epochs
 
     assert run_in_virtual_time(epochs()) == [0, 0, 1]
 
@@ -99,25 +99,25 @@ def test_prompts_at_the_end_of_an_epoch_that_fill_no_batch_are_counted_beside_th
     """5 prompts are 2 batches, and 1 is left out."""
     source = rollouts(Sampler(), count=5)
     run_in_virtual_time(train(source, 0, 1))
-    found = source.metrics()
-    assert (found["data/prompts_left_out"], found["async/staleness_max"]) == (1, 0)
+    metrics = source.metrics()
+    assert (metrics["data/prompts_left_out"], metrics["async/staleness_max"]) == (1, 0)
 
 
 def test_a_run_that_was_synchronous_continues_with_the_prompts_that_it_had_not_taken() -> None:
     before = PromptCursor(prompts(4), 2, seed=0)
-    taken = [prompt.id for prompt in before.take()]
+    ids = [prompt.id for prompt in before.take()]
     source = rollouts(Sampler())
     source.load_state(before.state())
     rest = run_in_virtual_time(train(source, 1))
-    assert sorted(taken + rest) == ["0", "1", "2", "3"]
+    assert sorted(ids + rest) == ["0", "1", "2", "3"]
     assert source.epoch == 1
 
 
 def test_a_run_continues_where_its_own_state_was_taken() -> None:
     before, after = rollouts(Sampler()), rollouts(Sampler())
-    taken = run_in_virtual_time(train(before, 0))
+    ids = run_in_virtual_time(train(before, 0))
     after.load_state(before.state())
-    assert sorted(taken + run_in_virtual_time(train(after, 1))) == ["0", "1", "2", "3"]
+    assert sorted(ids + run_in_virtual_time(train(after, 1))) == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize(("mask", "trained"), [(True, [(0,), (0, 1)]), (False, [(1,), (1, 1)])])
@@ -149,10 +149,10 @@ def test_answers_that_weights_of_several_versions_drew_are_counted(
 
 
 def test_a_stream_that_is_closed_begins_no_group_in_the_place_of_one_that_ends() -> None:
-    begun: list[str] = []
+    started: list[str] = []
 
     async def ends_when_cancelled(prompt: Prompt, version: int, attempt: int) -> TrajectoryGroup:
-        begun.append(prompt.id)
+        started.append(prompt.id)
         try:
             await asyncio.sleep(1e9)
         except asyncio.CancelledError:
@@ -168,4 +168,4 @@ def test_a_stream_that_is_closed_begins_no_group_in_the_place_of_one_that_ends()
         await stream.close()
 
     run_in_virtual_time(close())
-    assert len(begun) == 4
+    assert len(started) == 4

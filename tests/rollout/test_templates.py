@@ -26,8 +26,8 @@ class Dialogue(Env):
     def step(self, action: str) -> EnvStep:
         self.turns += 1
         role = ("user", self.extras["second_role"], "")[self.turns - 1]
-        told = ({"role": role, "content": f"turn {self.turns}"},)
-        return EnvStep(reward=1.0, done=self.turns == 3, observations=told if self.turns < 3 else ())
+        observations = ({"role": role, "content": f"turn {self.turns}"},)
+        return EnvStep(reward=1.0, done=self.turns == 3, observations=observations if self.turns < 3 else ())
 
 
 register("tests-dialogue", Dialogue)
@@ -52,10 +52,10 @@ async def test_what_is_trained_on_is_what_was_sampled_and_nothing_else(name: str
     sampled = [engine.completion(answer + family.end) for answer in ANSWERS]
     trained = [token for token, mask in zip(row.response_ids, row.loss_mask, strict=True) if mask]
     assert trained == [token for completion in sampled for token in completion.token_ids]
-    whole = row.prompt_ids + row.response_ids
+    tokens = row.prompt_ids + row.response_ids
     for request, completion in zip(engine.requests, sampled, strict=True):
         start = len(request.prompt_ids)
-        assert whole[: start + len(completion.token_ids)] == request.prompt_ids + completion.token_ids
+        assert tokens[: start + len(completion.token_ids)] == request.prompt_ids + completion.token_ids
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -72,11 +72,11 @@ async def test_a_stable_conversation_is_what_the_template_writes_of_the_whole(na
     (group,) = await play(generator(engine, tokenizer), prompt(tokenizer, "tests-dialogue", second_role="user"))
     (row,) = group.trajectories
     messages = [("user", "go"), ("assistant", "a"), ("user", "turn 1"), ("assistant", "b"), ("user", "turn 2")]
-    whole = tokenizer.apply_chat_template(
+    full_text = tokenizer.apply_chat_template(
         [{"role": role, "content": text} for role, text in [*messages, ("assistant", "c")]], tokenize=False
     )
     ours = tokenizer.decode(row.prompt_ids + row.response_ids, skip_special_tokens=False)
-    assert (whole + family.end).startswith(ours.removesuffix(family.end))
+    assert (full_text + family.end).startswith(ours.removesuffix(family.end))
 
 
 def test_there_are_as_many_formats_with_tools_as_promised() -> None:
@@ -95,8 +95,8 @@ class Sums(ToolEnv):
     tools = (Tool(name="add", description="Add.", parameters=TOOL["function"]["parameters"], run=lambda a, b: a + b),)
 
     def judge(self, answer: str) -> EnvStep:
-        told = ({"role": "user", "content": "Are you sure?"},)
-        return EnvStep(reward=1.0, done=answer == "4", observations=() if answer == "4" else told)
+        observations = ({"role": "user", "content": "Are you sure?"},)
+        return EnvStep(reward=1.0, done=answer == "4", observations=() if answer == "4" else observations)
 
 
 register("tests-sums", Sums)
@@ -109,8 +109,8 @@ async def test_dialogues_with_tools_train_on_what_was_sampled_and_nothing_else(n
     turns = [text + family.end for text in (call % 2 + call % 3, call % '"two"', "é, so 5?", "4")]
     for step_wise in (False, True):
         engine = Says(tokenizer, turns)
-        made = generator(engine, tokenizer, step_wise_trajectories=step_wise)
-        (group,) = await play(made, prompt(tokenizer, "tests-sums"))
+        gym_generator = generator(engine, tokenizer, step_wise_trajectories=step_wise)
+        (group,) = await play(gym_generator, prompt(tokenizer, "tests-sums"))
         (row,) = group.trajectories
         assert row.metrics["tool_calls"] == 3.0
         sampled = [engine.completion(text).token_ids for text in turns]
@@ -118,8 +118,8 @@ async def test_dialogues_with_tools_train_on_what_was_sampled_and_nothing_else(n
         assert trained == [token for ids in sampled for token in ids]
         rows = [step.prompt_ids + step.response_ids for step in row.steps]
         for request, ids in zip(engine.requests, sampled, strict=True):
-            whole = request.prompt_ids + ids
-            assert any(each[: len(whole)] == whole for each in rows)
+            tokens = request.prompt_ids + ids
+            assert any(row[: len(tokens)] == tokens for row in rows)
             assert '"description": "Add."' in tokenizer.decode(request.prompt_ids)
 
 
@@ -150,8 +150,8 @@ def outcomes(tokenizer: Any) -> dict[str, str]:
     ],
 )
 def test_the_checker_finds_moved_system_messages_and_trimmed_answers(name: str, differs: set[str]) -> None:
-    found = outcomes(shipped(name))
-    assert {dialogue for dialogue in differs if found[dialogue] != "differs"} == set(), found
+    results = outcomes(shipped(name))
+    assert {dialogue for dialogue in differs if results[dialogue] != "differs"} == set(), results
 
 
 def test_the_checker_finds_what_is_rewritten_from_the_third_turn() -> None:
@@ -161,8 +161,8 @@ def test_the_checker_finds_what_is_rewritten_from_the_third_turn() -> None:
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ '' if m in answers[:-2] else m.content }}<|im_end|>\n"
         "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    found = outcomes(chat_tokenizer(forgets))
-    assert (found["two turns"], found["five turns"]) == ("stable", "differs")
+    results = outcomes(chat_tokenizer(forgets))
+    assert (results["two turns"], results["five turns"]) == ("stable", "differs")
 
 
 def test_the_checker_finds_a_system_message_that_moves_into_the_last_question() -> None:
@@ -173,5 +173,5 @@ def test_the_checker_finds_a_system_message_that_moves_into_the_last_question() 
         "{{ system + ' ' if system and m is sameas asked[-1] else '' }}{{ m.content }}<|im_end|>\n"
         "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    found = outcomes(chat_tokenizer(moves))
-    assert (found["two turns"], found["five turns"], found["a system message"]) == ("stable", "stable", "differs")
+    results = outcomes(chat_tokenizer(moves))
+    assert (results["two turns"], results["five turns"], results["a system message"]) == ("stable", "stable", "differs")

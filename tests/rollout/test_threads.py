@@ -84,9 +84,9 @@ async def test_quick_calls_of_one_turn_of_the_event_loop_share_a_thread(monkeypa
     workers, ran = Workers(KeptThreads(), 8), SimpleQueue[tuple[int, int]]()
     for number in range(5):
         workers.run(ThreadCall(partial(_tell, ran, number)))
-    found = [await _of(ran) for _ in range(5)]
-    assert [number for number, _ in found] == [0, 1, 2, 3, 4]
-    assert len({thread for _, thread in found}) == 1
+    results = [await _of(ran) for _ in range(5)]
+    assert [number for number, _ in results] == [0, 1, 2, 3, 4]
+    assert len({thread for _, thread in results}) == 1
 
 
 async def test_a_call_that_blocks_holds_up_no_other() -> None:
@@ -139,12 +139,12 @@ async def test_a_call_that_no_place_becomes_free_for_fails_and_says_why() -> Non
         live.put(number)
         go.wait()
 
-    found = await asyncio.gather(*(calls("it", hang, number) for number in range(5)), return_exceptions=True)
+    results = await asyncio.gather(*(calls("it", hang, number) for number in range(5)), return_exceptions=True)
     assert sorted(live.get() for _ in range(live.qsize())) == [0, 1]
-    assert [str(error) for error in found[:2] if isinstance(error, EpisodeError)] == [
+    assert [str(error) for error in results[:2] if isinstance(error, EpisodeError)] == [
         "it gave no answer within 0.05 s (environment.skyrl_gym.step_timeout_seconds)"
     ] * 2
-    reasons = {str(error) for error in found[2:] if isinstance(error, EpisodeError)}
+    reasons = {str(error) for error in results[2:] if isinstance(error, EpisodeError)}
     assert reasons == {
         "it was not called: calls that missed their deadline still run in all 2 places "
         "(environment.skyrl_gym.max_env_workers). Raise it, or let the environment end what takes longer than 0.05 s "
@@ -187,8 +187,8 @@ async def test_coroutines_need_no_thread_while_they_wait_and_as_many_as_allowed_
         return number
 
     calls: Any = EnvCalls(most, 60.0)
-    found = await asyncio.gather(*(calls("it", wait, number) for number in range(12)))
-    assert [number for number, _ in found] == list(range(12))
+    results = await asyncio.gather(*(calls("it", wait, number) for number in range(12)))
+    assert [number for number, _ in results] == list(range(12))
     assert max(seen) == most
 
 
@@ -248,12 +248,12 @@ async def _of(queue: SimpleQueue[T]) -> T:
 
 
 def test_a_call_behind_one_that_blocks_begins_after_a_few_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = list[float | None]()
+    start_times = list[float | None]()
 
     def block(workers: Workers) -> None:
         call = workers._next_call()
         assert call is not None
-        begun.append(call.begun)
+        start_times.append(call.begun)
 
     async def both() -> None:
         workers = Workers(KeptThreads(), 2)
@@ -265,7 +265,7 @@ def test_a_call_behind_one_that_blocks_begins_after_a_few_milliseconds(monkeypat
     monkeypatch.setattr(Workers, "_work", block)
     with asyncio.Runner(loop_factory=StageLoop) as runner:
         runner.run(both())
-    assert len(begun) == 2
+    assert len(start_times) == 2
 
 
 @pytest.mark.parametrize(("takes", "ends"), [(2.75, 3.25), (3.25, 3.5)])
@@ -281,10 +281,10 @@ def test_the_deadline_of_a_call_counts_from_when_a_thread_takes_it(
 
     async def called() -> tuple[object, float]:
         try:
-            found: object = (await EnvCalls(1, 3.0)("it", int, "7"))[0]
+            result: object = (await EnvCalls(1, 3.0)("it", int, "7"))[0]
         except EpisodeError as error:
-            found = str(error)
-        return found, asyncio.get_running_loop().time()
+            result = str(error)
+        return result, asyncio.get_running_loop().time()
 
     monkeypatch.setattr(KeptThreads, "run", lambda _, work: asyncio.get_running_loop().call_later(0.5, work))
     monkeypatch.setattr(Workers, "_work", take)

@@ -32,8 +32,8 @@ SUM = '<tool_call>{"name": "python", "arguments": {"code": "print(2 * 3 + 4)"}}<
 
 async def shop(*turns: str) -> tuple[Trajectory, Says]:
     engine = Says(TOKENIZER, [f"{turn}<|im_end|>" for turn in turns])
-    made = generator(engine, TOKENIZER)
-    (group,) = await play(made, prompt(TOKENIZER, "tests-shop", "2 apples, 1 pear?", **ROW))
+    gym_generator = generator(engine, TOKENIZER)
+    (group,) = await play(gym_generator, prompt(TOKENIZER, "tests-shop", "2 apples, 1 pear?", **ROW))
     (row,) = group.trajectories
     assert isinstance(row, Trajectory)
     return row, engine
@@ -41,10 +41,10 @@ async def shop(*turns: str) -> tuple[Trajectory, Says]:
 
 async def test_the_template_shows_the_tools_and_results_come_back_as_messages_of_a_tool() -> None:
     row, _ = await shop(APPLE + PLUM, SUM, "10")
-    shown = TOKENIZER.decode(row.prompt_ids)
-    assert shown.startswith("<|im_start|>system\nTools:")
-    assert '"name": "price"' in shown
-    assert '"name": "python"' in shown
+    prompt_text = TOKENIZER.decode(row.prompt_ids)
+    assert prompt_text.startswith("<|im_start|>system\nTools:")
+    assert '"name": "price"' in prompt_text
+    assert '"name": "python"' in prompt_text
     assert TOKENIZER.decode(row.response_ids) == (
         f"{APPLE}{PLUM}<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response>"
         "\n<tool_response>\nError: KeyError: 'plum'\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
@@ -66,8 +66,8 @@ async def test_with_tools_too_only_sampled_tokens_are_trained_on_and_none_is_tok
     row, engine = await shop(APPLE, SUM, "10")
     ids = [token for token, mask in zip(row.response_ids, row.loss_mask, strict=True) if mask]
     assert TOKENIZER.decode(ids) == f"{APPLE}<|im_end|>{SUM}<|im_end|>10<|im_end|>"
-    whole = row.prompt_ids + row.response_ids
-    assert all(whole[: len(request.prompt_ids)] == request.prompt_ids for request in engine.requests)
+    tokens = row.prompt_ids + row.response_ids
+    assert all(tokens[: len(request.prompt_ids)] == request.prompt_ids for request in engine.requests)
 
 
 async def test_a_conversation_with_tools_is_what_the_template_writes_of_the_whole_of_it() -> None:
@@ -79,8 +79,8 @@ async def test_a_conversation_with_tools_is_what_the_template_writes_of_the_whol
         {"role": "tool", "content": "3"},
         {"role": "assistant", "content": "10"},
     ]
-    whole = TOKENIZER.apply_chat_template(messages, tools=list(env.tool_schemas()), tokenize=False)
-    assert TOKENIZER.decode(row.prompt_ids + row.response_ids) + "\n" == whole
+    full_text = TOKENIZER.apply_chat_template(messages, tools=list(env.tool_schemas()), tokenize=False)
+    assert TOKENIZER.decode(row.prompt_ids + row.response_ids) + "\n" == full_text
 
 
 async def test_a_template_that_shows_no_tools_ends_the_run_with_a_reason() -> None:

@@ -71,8 +71,8 @@ async def test_an_environment_is_measured_once_when_the_episode_is_over() -> Non
 
 async def test_what_is_no_step_is_shown_though_other_turns_would_follow() -> None:
     gym = SkyRLGymConfig(max_failed_share=1.0, max_attempts=1)
-    made = generator(Says(TOKENIZER, ["a"]), TOKENIZER, gym, max_turns=5)
-    (group,) = await play(made, prompt(TOKENIZER, "tests-steps-wrongly"))
+    gym_generator = generator(Says(TOKENIZER, ["a"]), TOKENIZER, gym, max_turns=5)
+    (group,) = await play(gym_generator, prompt(TOKENIZER, "tests-steps-wrongly"))
     (failure,) = group.trajectories[0].failures
     assert failure.kind == "wrong_type"
     assert "returned 1.0 from step() instead of an EnvStep" in failure.reason
@@ -86,8 +86,8 @@ async def test_a_group_reward_is_denied_to_an_answer_that_was_cut_off_where_that
     stop_reason: str, zeroed: bool, reward: float
 ) -> None:
     engine = Says(TOKENIZER, ["a"], ["b"], stop_reason=stop_reason)
-    made = generator(engine, TOKENIZER, max_turns=1, zero_reward_on_non_stop=zeroed)
-    (group,) = await play(made, prompt(TOKENIZER, "tests-pays-all-2"), samples=2)
+    gym_generator = generator(engine, TOKENIZER, max_turns=1, zero_reward_on_non_stop=zeroed)
+    (group,) = await play(gym_generator, prompt(TOKENIZER, "tests-pays-all-2"), samples=2)
     assert group.rewards == (reward, reward)
 
 
@@ -95,8 +95,8 @@ class GoesOn(Env):
     """Never ends, and replies as long as its prompt says."""
 
     def step(self, action: str) -> EnvStep:
-        said = ({"role": "user", "content": "o" * self.extras["reply"]},)
-        return EnvStep(reward=0.0, done=False, observations=said)
+        observations = ({"role": "user", "content": "o" * self.extras["reply"]},)
+        return EnvStep(reward=0.0, done=False, observations=observations)
 
 
 register("tests-goes-on", GoesOn)
@@ -106,26 +106,26 @@ register("tests-goes-on", GoesOn)
 @pytest.mark.parametrize("reply", [0, 7, 40])
 @pytest.mark.parametrize("answer", [1, 11, 30])
 @pytest.mark.parametrize("longest", [64, 100, 200])
-@pytest.mark.parametrize("whole", [{}, {"use_conversation_multi_turn": False}, {"step_wise_trajectories": True}])
+@pytest.mark.parametrize("settings", [{}, {"use_conversation_multi_turn": False}, {"step_wise_trajectories": True}])
 async def test_no_sequence_of_several_turns_is_longer_than_the_derived_length(
-    reply: int, answer: int, longest: int, whole: dict[str, Any]
+    reply: int, answer: int, longest: int, settings: dict[str, Any]
 ) -> None:
     lengths = {"generator.max_input_length": longest, "generator.sampling_params.max_generate_length": answer}
     run = resolve(load([], {**lengths, "generator.max_turns": 5}))
     engine = Says(TOKENIZER, ["a" * answer] * 5, stop_reason="length")  # every answer is as long as it may be
-    made = generator(engine, TOKENIZER, max_turns=5, max_input_length=longest, **whole)
-    (group,) = await play(made, prompt(TOKENIZER, "tests-goes-on", reply=reply))
+    gym_generator = generator(engine, TOKENIZER, max_turns=5, max_input_length=longest, **settings)
+    (group,) = await play(gym_generator, prompt(TOKENIZER, "tests-goes-on", reply=reply))
     (trajectory,) = group.trajectories
     samples = [*trajectory.earlier, trajectory]
-    sizes = [len(each.prompt_ids) + len(each.response_ids) for each in samples]
+    sizes = [len(sample.prompt_ids) + len(sample.response_ids) for sample in samples]
     assert run.trainer.algorithm.max_seq_len == longest + answer
     assert max(sizes) <= longest + answer
-    assert sum(sum(each.loss_mask) for each in samples) >= answer
+    assert sum(sum(sample.loss_mask) for sample in samples) >= answer
 
 
 async def test_an_answer_that_was_never_begun_is_not_compared_with_its_group() -> None:
-    made = generator(Says(TOKENIZER, ["a"]), TOKENIZER, max_turns=1, max_input_length=3)
-    (group,) = await play(made, prompt(TOKENIZER, "tests-pays-all-2"))
+    gym_generator = generator(Says(TOKENIZER, ["a"]), TOKENIZER, max_turns=1, max_input_length=3)
+    (group,) = await play(gym_generator, prompt(TOKENIZER, "tests-pays-all-2"))
     assert (group.rewards, group.trajectories[0].failures, group.dropped) == ((0.0,), (), False)
 
 
@@ -152,6 +152,6 @@ async def test_parts_of_the_reward_are_summed_over_turns_and_stored_with_the_tra
 
 async def test_a_part_of_the_reward_that_is_no_number_is_a_failure() -> None:
     gym = SkyRLGymConfig(max_failed_share=1.0, max_attempts=1)
-    made = generator(Says(TOKENIZER, ["bad<|im_end|>"]), TOKENIZER, gym)
-    (group,) = await play(made, prompt(TOKENIZER, "tests-parts"))
+    gym_generator = generator(Says(TOKENIZER, ["bad<|im_end|>"]), TOKENIZER, gym)
+    (group,) = await play(gym_generator, prompt(TOKENIZER, "tests-parts"))
     assert "measured turns = 'much', which is a text, not a finite number" in group.trajectories[0].failures[0].reason

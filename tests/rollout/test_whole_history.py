@@ -124,6 +124,8 @@ async def test_one_assistant_message_keeps_its_tokens_under_a_template_of_ones_o
 def test_thinking_can_be_switched_off_in_the_built_in_templates() -> None:
     for text in BUILT_IN.values():
         tokenizer = chat_tokenizer(text)
-        asked = [{"role": "user", "content": "?"}]
-        said = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True, enable_thinking=False)
-        assert said == "<|im_start|>user\n?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        messages = [{"role": "user", "content": "?"}]
+        rendered_chat = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
+        assert rendered_chat == "<|im_start|>user\n?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
