@@ -21,7 +21,7 @@ ATTACKS = len(ALL_ESCAPES) + len(HOARDS) + len(NEVER_END) + len(FORGERIES)
 def table() -> str:
     """The table as SECURITY.md has it."""
     lines = ["| what a program wants | `process` | `namespace` | `bwrap` |", "|---|---|---|---|"]
-    lines += [f"| {wanted} | {' | '.join(verdicts)} |" for wanted, (_, verdicts) in ALL_ESCAPES.items()]
+    lines += [f"| {escape} | {' | '.join(verdicts)} |" for escape, (_, verdicts) in ALL_ESCAPES.items()]
     lines += [_row(f"more memory than its limit, {where}", "ended") for where in HOARDS]
     lines += [_row("more memory than its limit, for less than 20 ms", "only with a control group")]
     lines += [_row(f"never to end: {kind}", "ended") for kind in NEVER_END]
@@ -29,5 +29,5 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def _row(wanted: str, verdict: str) -> str:
-    return f"| {wanted} | {' | '.join([verdict] * 3)} |"
+def _row(escape: str, verdict: str) -> str:
+    return f"| {escape} | {' | '.join([verdict] * 3)} |"

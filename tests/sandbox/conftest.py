@@ -28,11 +28,11 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=HERE, scope="module")
-def made(request: pytest.FixtureRequest, closed: Path) -> Iterator[Sandbox]:
+def sandbox(request: pytest.FixtureRequest, closed: Path) -> Iterator[Sandbox]:
     """A sandbox of each tier, whose programs may read a folder inside a closed one, named twice."""
-    found = Sandbox(request.param, readable=[closed / "open", closed / "open"])
-    yield found
-    found.close()
+    sandbox = Sandbox(request.param, readable=[closed / "open", closed / "open"])
+    yield sandbox
+    sandbox.close()
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def stands_for(tmp_path: Path, closed: Path, monkeypatch: pytest.MonkeyPatch) ->
     number, an abstract one of that name, and one on a file.
     """
     monkeypatch.setenv("SKYRL_SECRET", "1")
-    theirs = tmp_path / "theirs"
-    theirs.touch(mode=0o600)
+    private_file = tmp_path / "theirs"
+    private_file.touch(mode=0o600)
     shared = Path(tempfile.mkdtemp())
     (shared / "guest").mkdir()
-    for place in (shared, shared / "guest"):
-        place.chmod(0o777)
+    for path in (shared, shared / "guest"):
+        path.chmod(0o777)
     secret, everybodys = tmp_path / "secret", Path(tempfile.gettempdir()) / f"skyrl-{uuid4().hex}"
     secret.write_text("secret", encoding="utf-8")
     secret.chmod(0o600)
@@ -69,7 +69,7 @@ def stands_for(tmp_path: Path, closed: Path, monkeypatch: pytest.MonkeyPatch) ->
             "SECRET": str(secret),
             "SOCKET": f"{everybodys}.socket",
             "CANARY": str(everybodys),
-            "THEIRS": str(theirs),
+            "THEIRS": str(private_file),
             "SHARED": str(shared),
             "MINE": str(tmp_path / "mine"),
             "HOME": str(Path.home()),

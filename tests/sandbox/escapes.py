@@ -254,5 +254,5 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
         ALL,
     ),
 }
-TWICE = tuple(wanted for wanted in ESCAPES if wanted.startswith("a message to the next answer"))
+TWICE = tuple(escape for escape in ESCAPES if escape.startswith("a message to the next answer"))
 """The second run reads what the first has left."""

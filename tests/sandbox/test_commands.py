@@ -31,11 +31,11 @@ ASKS = f"import socket\ns = socket.create_connection(('127.0.0.1', {SERVICE_PORT
 
 
 @pytest.fixture(params=NETWORKED, scope="module")
-def made(request: pytest.FixtureRequest, closed: Path) -> Iterator[Sandbox]:
+def sandbox(request: pytest.FixtureRequest, closed: Path) -> Iterator[Sandbox]:
     """A sandbox of each tier that has networks."""
-    found = Sandbox(request.param, readable=[closed / "open"])
-    yield found
-    found.close()
+    sandbox = Sandbox(request.param, readable=[closed / "open"])
+    yield sandbox
+    sandbox.close()
 
 
 class Echo:
@@ -70,25 +70,25 @@ def echo() -> Iterator[Echo]:
     served.listener.close()
 
 
-def run(made: Sandbox, program: str, port: int, stdin: bytes = b"") -> Ran:
+def run(sandbox: Sandbox, program: str, port: int, stdin: bytes = b"") -> Ran:
     """The result of a Python program as a command."""
     arguments = (sys.executable, "-I", "-S", "-c", program)
     command = Command(arguments=arguments, environment={"PATH": "/usr/bin:/bin"}, service=("127.0.0.1", port))
-    return made.run_command(command, stdin, LIMITS)
+    return sandbox.run_command(command, stdin, LIMITS)
 
 
-def test_a_command_reaches_its_service(made: Sandbox, echo: Echo) -> None:
-    ran = run(made, ASKS + "print(s.recv(100).decode(), input())", echo.port, b"task\n")
+def test_a_command_reaches_its_service(sandbox: Sandbox, echo: Echo) -> None:
+    ran = run(sandbox, ASKS + "print(s.recv(100).decode(), input())", echo.port, b"task\n")
     assert (ran.ended, ran.code, ran.stdout) == ("exit", 0, b"hello task\n"), ran
 
 
-def test_a_command_exchanges_more_than_any_buffer_holds(made: Sandbox, echo: Echo) -> None:
+def test_a_command_exchanges_more_than_any_buffer_holds(sandbox: Sandbox, echo: Echo) -> None:
     program = (
         ASKS + "import threading\nsent = b'0123456789' * 400_000\n"
         "threading.Thread(target=lambda: (s.sendall(sent), s.shutdown(socket.SHUT_WR))).start()\n"
         "got = b''.join(iter(lambda: s.recv(65536), b''))\nprint(got == b'hello' + sent)"
     )
-    ran = run(made, program, echo.port)
+    ran = run(sandbox, program, echo.port)
     assert ran.stdout == b"True\n", ran
 
 
@@ -104,34 +104,34 @@ CONNECTS = (
 
 
 @pytest.mark.parametrize("where", ELSEWHERE)
-def test_a_command_reaches_nothing_but_its_service(where: str, made: Sandbox, echo: Echo) -> None:
+def test_a_command_reaches_nothing_but_its_service(where: str, sandbox: Sandbox, echo: Echo) -> None:
     address = ELSEWHERE[where]
     socket.create_connection((address, echo.port), 5).close()  # who is not in the sandbox reaches it
-    ran = run(made, CONNECTS.format((address, echo.port)), echo.port)
+    ran = run(sandbox, CONNECTS.format((address, echo.port)), echo.port)
     assert ran.stdout == b"refused\n", ran
 
 
-def test_host_names_and_datagrams_do_not_leave_the_sandbox(made: Sandbox, echo: Echo) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as theirs:
-        theirs.bind(("127.0.0.1", 0))
-        theirs.setblocking(False)
-        place = theirs.getsockname()
+def test_host_names_and_datagrams_do_not_leave_the_sandbox(sandbox: Sandbox, echo: Echo) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(("127.0.0.1", 0))
+        receiver.setblocking(False)
+        address = receiver.getsockname()
         program = (
-            f"import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\nprint(s.sendto(b'x', {place!r}))\n"
+            f"import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\nprint(s.sendto(b'x', {address!r}))\n"
             "try: socket.getaddrinfo('example.com', 80)\nexcept OSError: print('no name')\n"
             "for family in (socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET):\n"
             "  try: socket.socket(family, socket.SOCK_RAW)\n  except OSError: print('refused')\n"
         )
-        ran = run(made, program, echo.port)
+        ran = run(sandbox, program, echo.port)
         assert ran.stdout.split() == [b"1", b"no", b"name", b"refused", b"refused", b"refused"], ran
         with pytest.raises(BlockingIOError):
-            theirs.recv(1)
+            receiver.recv(1)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ours:
-            ours.sendto(b"x", place)
-        assert soon(lambda: theirs.recv(1) == b"x")
+            ours.sendto(b"x", address)
+        assert soon(lambda: receiver.recv(1) == b"x")
 
 
-def test_connections_of_a_command_are_limited_and_end_with_it(made: Sandbox, echo: Echo) -> None:
+def test_connections_of_a_command_are_limited_and_end_with_it(sandbox: Sandbox, echo: Echo) -> None:
     program = (
         ASKS + "held = [s]\n"
         f"for _ in range({MOST_CONNECTIONS + 9}):\n"
@@ -139,34 +139,34 @@ def test_connections_of_a_command_are_limited_and_end_with_it(made: Sandbox, ech
         "def answers(c):\n  try: return bool(c.recv(1))\n  except OSError: return False\n"
         "print(sum(map(answers, held)))"
     )
-    ran = run(made, program, echo.port)
+    ran = run(sandbox, program, echo.port)
     assert ran.stdout == f"{MOST_CONNECTIONS}\n".encode(), ran
     assert soon(lambda: not echo.open)
 
 
-def test_two_commands_have_networks_of_their_own(made: Sandbox, echo: Echo) -> None:
+def test_two_commands_have_networks_of_their_own(sandbox: Sandbox, echo: Echo) -> None:
     listens = "import socket\nheld = socket.create_server(('127.0.0.1', 9000))\n"
     connects = CONNECTS.format("('127.0.0.1', 9000)")
-    assert run(made, listens + connects, echo.port).stdout == b"reached\n"
-    beside = listens + "import time\nopen('neighbour', 'w').close()\ntime.sleep(1000)"
-    thread = Thread(target=run, args=(made, beside, echo.port))
+    assert run(sandbox, listens + connects, echo.port).stdout == b"reached\n"
+    neighbour_program = listens + "import time\nopen('neighbour', 'w').close()\ntime.sleep(1000)"
+    thread = Thread(target=run, args=(sandbox, neighbour_program, echo.port))
     thread.start()
     assert soon(lambda: process_beside("neighbour") is not None)
-    assert run(made, connects, echo.port).stdout == b"refused\n"
+    assert run(sandbox, connects, echo.port).stdout == b"refused\n"
     listening = process_beside("neighbour")
     assert listening is not None
     listening.kill()
     thread.join()
 
 
-def test_processes_that_a_command_starts_end_with_it(made: Sandbox, echo: Echo) -> None:
+def test_processes_that_a_command_starts_end_with_it(sandbox: Sandbox, echo: Echo) -> None:
     marker = "a-child-of-a-command-left-behind"
     child = f"import time; {marker!r}; time.sleep(1000)"
     program = (
         "import subprocess, sys\n"
         f"subprocess.Popen([sys.executable, '-I', '-S', '-c', {child!r}], start_new_session=True)\nprint('started')"
     )
-    assert run(made, program, echo.port).stdout == b"started\n"
+    assert run(sandbox, program, echo.port).stdout == b"started\n"
     left = [process for process in psutil.process_iter(["cmdline"]) if child in (process.info["cmdline"] or [])]
     assert left == []
 
@@ -176,9 +176,9 @@ def test_a_tier_without_networks_runs_no_command(echo: Echo) -> None:
         run(Sandbox("process"), "print('ran')", echo.port)
 
 
-def test_a_missing_command_fails(made: Sandbox, echo: Echo) -> None:
+def test_a_missing_command_fails(sandbox: Sandbox, echo: Echo) -> None:
     command = Command(arguments=("/no/such/program",), environment={}, service=("127.0.0.1", echo.port))
-    ran = made.run_command(command, limits=LIMITS)
+    ran = sandbox.run_command(command, limits=LIMITS)
     assert ran.code == 1 and b"FileNotFoundError" in ran.stderr, ran
 
 
@@ -187,18 +187,18 @@ ARRIVES_NOWHERE = "a datagram to loopback"
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("wanted", every_tenth(wanted for wanted in ALL_ESCAPES if wanted != ARRIVES_NOWHERE))
+@pytest.mark.parametrize("escape", every_tenth(escape for escape in ALL_ESCAPES if escape != ARRIVES_NOWHERE))
 def test_a_command_has_the_limits_of_a_program(
-    wanted: str, made: Sandbox, echo: Echo, stands_for: dict[str, str]
+    escape: str, sandbox: Sandbox, echo: Echo, stands_for: dict[str, str]
 ) -> None:
-    program, verdicts = ALL_ESCAPES[wanted]
+    program, verdicts = ALL_ESCAPES[escape]
     for name, value in stands_for.items():
         program = program.replace(name, value)
-    with neighbour(made) if "neighbour" in program else nullcontext():
-        for _ in range(2 if wanted in TWICE else 1):
-            ran = run(made, program, echo.port)
-    verdict = verdicts[TIERS.index(made.tier)]
-    open_here = is_open(verdict, made.record())
+    with neighbour(sandbox) if "neighbour" in program else nullcontext():
+        for _ in range(2 if escape in TWICE else 1):
+            ran = run(sandbox, program, echo.port)
+    verdict = verdicts[TIERS.index(sandbox.tier)]
+    open_here = is_open(verdict, sandbox.record())
     assert (b"escaped" in ran.stdout) == open_here, ran
 
 

@@ -31,30 +31,30 @@ class _World:
             file.write_text(text)
             file.parent.chmod(0o755)
         (self.folder / "gate" / "link").symlink_to(self.outside / "victim")
-        held = {"top": self.folder, "gate": self.folder / "gate", "b": self.folder / "gate" / "b"}
-        self.held = {name: os.open(place, os.O_RDONLY) for name, place in held.items()}
+        folders = {"top": self.folder, "gate": self.folder / "gate", "b": self.folder / "gate" / "b"}
+        self.held = {name: os.open(path, os.O_RDONLY) for name, path in folders.items()}
         self.out = os.open(self.outside, os.O_RDONLY)
         guest = self.outside / "guest"
         (guest / "sub").mkdir(parents=True)
         (guest / "sub" / "precious").write_text("w")
         guest.chmod(0o777)
         self.guest = os.open(guest, os.O_RDONLY)
-        self.strangers = {os.stat(place).st_ino for place in (guest, guest / "sub")}
+        self.strangers = {os.stat(path).st_ino for path in (guest, guest / "sub")}
         """Numbers of the folders that another user owns, and that anybody may move."""
 
     def victim(self) -> dict[str, tuple[str, int, int]]:
         """What must not change: texts, and the rights of files and folders."""
         guest = Path(f"/proc/self/fd/{self.guest}")  # wherever it was moved
         files = {name: self.outside / name for name in VICTIM} | {"guest": guest / "sub" / "precious"}
-        found = {
+        state = {
             name: (file.read_text(), file.stat().st_mode, file.parent.stat().st_mode) for name, file in files.items()
         }
-        return found | {"rights of the guest": ("", guest.stat().st_mode, 0)}
+        return state | {"rights of the guest": ("", guest.stat().st_mode, 0)}
 
     def fstat(self, number: int) -> object:
         """`os.fstat` where the folders of strangers have another owner, whoever runs the test."""
-        found = os.fstat(number)
-        return SimpleNamespace(st_uid=found.st_uid + 1) if found.st_ino in self.strangers else found
+        status = os.fstat(number)
+        return SimpleNamespace(st_uid=status.st_uid + 1) if status.st_ino in self.strangers else status
 
     def close(self) -> None:
         for number in (*self.held.values(), self.out, self.guest):
@@ -94,12 +94,12 @@ class _Counted:
         self._attack, self._after, self._fstat, self.calls = attack, after, fstat, 0
 
     def __getattr__(self, name: str) -> object:
-        found = self._fstat if name == "fstat" else getattr(os, name)
-        if not callable(found):
-            return found
+        original = self._fstat if name == "fstat" else getattr(os, name)
+        if not callable(original):
+            return original
 
-        def call(*given: object, **named: object) -> object:
-            result = found(*given, **named)
+        def call(*args: object, **named: object) -> object:
+            result = original(*args, **named)
             self.calls += 1
             if self.calls == self._after:
                 with suppress(OSError):

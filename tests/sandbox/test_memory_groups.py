@@ -31,17 +31,17 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def peak(group: MemoryGroup) -> int:
     """Bytes that its processes held together at most."""
     names = ("memory.max_usage_in_bytes", "memory.peak")
-    [found] = [group.folder / name for name in names if (group.folder / name).exists()]
-    return int(found.read_text())
+    [file] = [group.folder / name for name in names if (group.folder / name).exists()]
+    return int(file.read_text())
 
 
 @pytest.mark.sampled(3)
-def test_a_program_in_a_group_never_holds_more_than_its_limit(made: Sandbox) -> None:
+def test_a_program_in_a_group_never_holds_more_than_its_limit(sandbox: Sandbox) -> None:
     """Without groups, which an ordinary user may not make, the record of the run says so."""
-    group = made.client.groups.take(LIMIT)
-    assert (group is not None) == made.record()["memory_group_for_each_program"]
-    made.client.groups.give_back(group)
-    ran = made.run(HOARDS["in its children together"], limits=ResourceLimits(seconds=120.0, memory_bytes=LIMIT))
+    group = sandbox.client.groups.take(LIMIT)
+    assert (group is not None) == sandbox.record()["memory_group_for_each_program"]
+    sandbox.client.groups.give_back(group)
+    ran = sandbox.run(HOARDS["in its children together"], limits=ResourceLimits(seconds=120.0, memory_bytes=LIMIT))
     assert (ran.ended, ran.code) == ("exit", 137)
     if group is not None:
         assert LIMIT / 2 < peak(group) <= LIMIT
@@ -65,27 +65,27 @@ def test_a_group_with_files_in_memory_that_a_program_left_is_put_away(parent: Pa
     groups = MemoryGroups()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MemoryGroup, "limit", lambda *_: None)
-        one = groups.take(LIMIT)
-        assert one is not None
+        group = groups.take(LIMIT)
+        assert group is not None
         for left, is_used_again in ((1 << 20, True), (1 + (1 << 20), False)):
-            (one.folder / "memory.stat").write_text(f"cache 99999999\nshmem {left}\nrss 0\n")
-            groups.give_back(one)
-            assert (groups.take(LIMIT) is one) == is_used_again
+            (group.folder / "memory.stat").write_text(f"cache 99999999\nshmem {left}\nrss 0\n")
+            groups.give_back(group)
+            assert (groups.take(LIMIT) is group) == is_used_again
 
 
-def test_what_a_program_leaves_in_memory_is_not_charged_to_the_next(made: Sandbox) -> None:
+def test_what_a_program_leaves_in_memory_is_not_charged_to_the_next(sandbox: Sandbox) -> None:
     limits = ResourceLimits(seconds=100.0, memory_bytes=256 << 20)
     hoard = "for each in range(7):\n  with open(f'/dev/shm/NAME-{each}', 'wb') as file: file.write(bytes(28 << 20))"
     name = f"skyrl-{uuid4().hex}"
     try:
-        made.run(hoard.replace("NAME", name), limits=limits)
-        ran = made.run("print(len(bytearray(b'x') * (100 << 20)))", limits=limits)
+        sandbox.run(hoard.replace("NAME", name), limits=limits)
+        ran = sandbox.run("print(len(bytearray(b'x') * (100 << 20)))", limits=limits)
     finally:
         left = list(Path("/dev/shm").glob(f"{name}*"))
         for file in left:
             file.unlink()
     assert (ran.ended, ran.code, ran.stdout) == ("exit", 0, b"104857600\n")
-    assert not (left and made.record()["own_user_for_each_program"])
+    assert not (left and sandbox.record()["own_user_for_each_program"])
 
 
 def test_a_kernel_without_limits_of_memory_gives_no_group(parent: Path) -> None:
@@ -108,10 +108,10 @@ def test_groups_of_owners_that_are_gone_are_removed_and_others_stay(parent: Path
     left, foreign = parent / "skyrl-sandbox-1-0", parent / "somebody"
     left.mkdir()
     foreign.mkdir()
-    held = memory_groups._create_group()
-    assert held is not None
+    group = memory_groups._create_group()
+    assert group is not None
     sweep()
-    assert sorted(parent.iterdir()) == sorted([foreign, held.folder])
-    os.close(held.descriptor)
+    assert sorted(parent.iterdir()) == sorted([foreign, group.folder])
+    os.close(group.descriptor)
     sweep()
     assert list(parent.iterdir()) == [foreign]

@@ -30,12 +30,12 @@ def test_at_least_one_tier_is_here_and_the_machine_of_the_tests_knows_the_first(
 
 
 @pytest.mark.sampled(3)
-def test_a_folder_that_is_nested_deep_and_closed_is_removed(made: Sandbox) -> None:
+def test_a_folder_that_is_nested_deep_and_closed_is_removed(sandbox: Sandbox) -> None:
     program = (
         "import os\nprint(os.getcwd(), flush=True)\nfor _ in range(1100):\n  os.mkdir('deep')\n  os.chdir('deep')\n"
         "open('file', 'w').close()\nos.chmod('.', 0)\nprint('done')"
     )
-    folder, done = made.run(program).stdout.decode().split()
+    folder, done = sandbox.run(program).stdout.decode().split()
     assert done == "done"
     assert not Path(folder).exists() or list(Path(folder).iterdir()) == []
 
@@ -43,18 +43,18 @@ def test_a_folder_that_is_nested_deep_and_closed_is_removed(made: Sandbox) -> No
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in A_HANDFUL else pytest.mark.long) for name in RIGHT]
 )
-def test_a_right_program_prints_what_it_has_to(name: str, made: Sandbox) -> None:
+def test_a_right_program_prints_what_it_has_to(name: str, sandbox: Sandbox) -> None:
     right = RIGHT[name]
-    ran = made.run(right.program, right.stdin.encode(), ResourceLimits(seconds=240.0))
+    ran = sandbox.run(right.program, right.stdin.encode(), ResourceLimits(seconds=240.0))
     assert (ran.ended, ran.code, ran.stdout.decode()) == ("exit", 0, right.printed), ran
 
 
-def test_a_program_may_start_threads_however_many_the_run_itself_has(made: Sandbox) -> None:
+def test_a_program_may_start_threads_however_many_the_run_itself_has(sandbox: Sandbox) -> None:
     enough = Event()
     with ThreadPoolExecutor(100) as pool:
         for _ in range(100):
             pool.submit(enough.wait)
-        ran = made.run(RIGHT["sixteen threads"].program)
+        ran = sandbox.run(RIGHT["sixteen threads"].program)
         enough.set()
     assert ran.stdout == b"True\n", ran
 
@@ -63,28 +63,28 @@ def test_there_are_a_hundred_right_programs() -> None:
     assert len(RIGHT) >= 100
 
 
-def test_the_folder_is_removed_and_links_in_it_are_not_followed(tmp_path: Path, made: Sandbox) -> None:
+def test_the_folder_is_removed_and_links_in_it_are_not_followed(tmp_path: Path, sandbox: Sandbox) -> None:
     kept = tmp_path / "kept"
     kept.write_text("x", encoding="utf-8")
-    ran = made.run(f"import os\nos.symlink({str(tmp_path)!r}, 'link')\nprint(os.getcwd())")
+    ran = sandbox.run(f"import os\nos.symlink({str(tmp_path)!r}, 'link')\nprint(os.getcwd())")
     assert kept.read_text(encoding="utf-8") == "x"
     folder = Path(ran.stdout.decode().strip())
     assert not folder.exists() or list(folder.iterdir()) == []
 
 
-def test_programs_read_and_print_and_end_with_their_code(made: Sandbox) -> None:
+def test_programs_read_and_print_and_end_with_their_code(sandbox: Sandbox) -> None:
     text = "é" * 300_000
-    ran = made.run(
+    ran = sandbox.run(
         "import sys\nprint(sys.stdin.read())\nsys.exit(3)", text.encode(), ResourceLimits(output_bytes=1 << 20)
     )
     assert (ran.ended, ran.code, ran.stdout.decode()) == ("exit", 3, text + "\n")
-    assert made.run("import asyncio, json, tomllib\nprint(json.dumps([1]))").stdout == b"[1]\n"
-    assert b"ZeroDivisionError" in made.run("1 / 0").stderr
+    assert sandbox.run("import asyncio, json, tomllib\nprint(json.dumps([1]))").stdout == b"[1]\n"
+    assert b"ZeroDivisionError" in sandbox.run("1 / 0").stderr
 
 
-def test_programs_run_side_by_side(made: Sandbox) -> None:
+def test_programs_run_side_by_side(sandbox: Sandbox) -> None:
     with ThreadPoolExecutor(8) as pool:
-        printed = list(pool.map(lambda number: made.run(f"print({number})").stdout, range(32)))
+        printed = list(pool.map(lambda number: sandbox.run(f"print({number})").stdout, range(32)))
     assert printed == [f"{number}\n".encode() for number in range(32)]
 
 
@@ -150,8 +150,10 @@ except ProcessError:
 
 
 def test_a_sandbox_that_cannot_start_leaves_no_folder_behind(tmp_path: Path) -> None:
-    there = {**os.environ, "TMPDIR": str(tmp_path)}
-    ran = subprocess.run([sys.executable, "-c", CANNOT_START], env=there, capture_output=True, text=True, check=True)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", CANNOT_START], env=environment, capture_output=True, text=True, check=True
+    )
     assert (ran.stdout, list(tmp_path.iterdir())) == ("refused\n", [])
 
 
@@ -164,11 +166,11 @@ def test_programs_run_where_only_the_user_may_enter_the_temporary_folder(
     (tmp_path / "read").mkdir(mode=0o755)
     (tmp_path / "read" / "word").write_text("found", encoding="utf-8")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    made = Sandbox(tier, readable=[tmp_path / "read"])
+    sandbox = Sandbox(tier, readable=[tmp_path / "read"])
     try:
-        ran = made.run(f"open('own', 'w').write('x')\nprint(open({str(tmp_path / 'read' / 'word')!r}).read())")
+        ran = sandbox.run(f"open('own', 'w').write('x')\nprint(open({str(tmp_path / 'read' / 'word')!r}).read())")
     finally:
-        made.close()
+        sandbox.close()
     assert (ran.stdout, ran.stderr) == (b"found\n", b"")
 
 
@@ -210,5 +212,5 @@ def test_the_fork_server_needs_no_file_that_its_sandbox_does_not_show(tmp_path: 
         copy.write_bytes((root / name).read_bytes())
     begin = "import sys; sys.path.insert(0, sys.argv[1]); from skyrl.sandbox import fork_server; print('here')"
     words = [sys.executable, "-I", "-S", "-c", begin, str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("here\n", "")
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == ("here\n", "")

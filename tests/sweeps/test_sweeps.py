@@ -33,7 +33,7 @@ SEED = "trainer.seed"
 
 
 @pytest.fixture
-def here(nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workdir(nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with `run.toml`, the nano run of one step."""
     monkeypatch.chdir(tmp_path)
     values = overrides(nano, tmp_path, trainer__max_training_steps=1, trainer__eval_before_train=False)
@@ -53,8 +53,8 @@ def trials(**tables: Any) -> Trials:
     return trials_of(sweep(**tables), {})
 
 
-def write(here: Path, **tables: Any) -> None:
-    (here / "sweep.toml").write_text(tomli_w.dumps({"name": "s", "run": ["run.toml"], **tables}))
+def write(workdir: Path, **tables: Any) -> None:
+    (workdir / "sweep.toml").write_text(tomli_w.dumps({"name": "s", "run": ["run.toml"], **tables}))
 
 
 def command(*words: str) -> Result:
@@ -99,20 +99,20 @@ def test_draws_do_not_change_when_draws_or_paths_are_added() -> None:
 
 
 def test_draws_lie_within_their_bounds() -> None:
-    found = drawn(
+    points = drawn(
         50,
         a={"uniform": (2, 3)},
         b={"log_uniform": (1e-6, 1e-4)},
         c={"integer": (1, 3)},
         d={"choice": ("x", "y")},
     )
-    assert all(2 <= point["a"] <= 3 and 1e-6 <= point["b"] <= 1e-4 for point in found)
-    assert {point["c"] for point in found} == {1, 2, 3}
-    assert {point["d"] for point in found} == {"x", "y"}
+    assert all(2 <= point["a"] <= 3 and 1e-6 <= point["b"] <= 1e-4 for point in points)
+    assert {point["c"] for point in points} == {1, 2, 3}
+    assert {point["d"] for point in points} == {"x", "y"}
 
 
 @pytest.mark.parametrize(
-    ("tables", "said"),
+    ("tables", "message"),
     [
         ({"run": ()}, "no configuration file is given"),
         ({"grid": {"trainer.seed": 1}}, "is not a list of values"),
@@ -123,52 +123,56 @@ def test_draws_lie_within_their_bounds() -> None:
         ({"random": {"draws": 1, "values": {"a": {"log_uniform": (0, 1)}}}}, "positive bounds"),
     ],
 )
-def test_an_invalid_sweep_is_refused(tables: Mapping[str, Any], said: str, tmp_path: Path) -> None:
+def test_an_invalid_sweep_is_refused(tables: Mapping[str, Any], message: str, tmp_path: Path) -> None:
     write(tmp_path, **tables)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         load_sweep(str(tmp_path / "sweep.toml"))
 
 
-def test_every_point_is_checked_before_anything_starts(here: Path) -> None:
+def test_every_point_is_checked_before_anything_starts(workdir: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         trials(grid={LR: (1e-3, "fast"), "trainer.epoch": (1,)})
-    places = {problem.path: problem.place for problem in refused.value.problems}
-    assert places == {LR: "grid of the sweep", "trainer.epoch": "grid of the sweep"}
+    locations = {problem.path: problem.place for problem in refused.value.problems}
+    assert locations == {LR: "grid of the sweep", "trainer.epoch": "grid of the sweep"}
     with pytest.raises(ConfigError) as refused:
         trials(set={"trainer.epochs": "many"}, points=({LR: "fast"},), seeds=(-1,))
-    places = {problem.path: problem.place for problem in refused.value.problems}
-    assert places == {"trainer.epochs": "set of the sweep", LR: "points of the sweep", SEED: "seeds of the sweep"}
-    assert not (here / "sweeps").exists()
+    locations = {problem.path: problem.place for problem in refused.value.problems}
+    assert locations == {"trainer.epochs": "set of the sweep", LR: "points of the sweep", SEED: "seeds of the sweep"}
+    assert not (workdir / "sweeps").exists()
 
 
-def test_points_with_equal_configurations_are_one_trial(here: Path) -> None:
-    found = trials(grid={LR: (1e-3, 0.001, 2e-3)})
-    assert [trial.point[LR] for trial in found.trials] == [1e-3, 2e-3]
-    assert found.twice == (f"{LR}=0.001 is the same training as {LR}=0.001",)
+def test_points_with_equal_configurations_are_one_trial(workdir: Path) -> None:
+    sweep = trials(grid={LR: (1e-3, 0.001, 2e-3)})
+    assert [trial.point[LR] for trial in sweep.trials] == [1e-3, 2e-3]
+    assert sweep.twice == (f"{LR}=0.001 is the same training as {LR}=0.001",)
 
 
-def test_a_trial_keeps_its_number_when_the_sweep_grows(here: Path) -> None:
+def test_a_trial_keeps_its_number_when_the_sweep_grows(workdir: Path) -> None:
     trials(grid={LR: (1e-3, 2e-3)}).write()
-    again = trials(grid={LR: (5e-4, 2e-3, 1e-3)})
-    assert {trial.point[LR]: trial.number for trial in again.trials} == {1e-3: 0, 2e-3: 1, 5e-4: 2}
+    extended = trials(grid={LR: (5e-4, 2e-3, 1e-3)})
+    assert {trial.point[LR]: trial.number for trial in extended.trials} == {1e-3: 0, 2e-3: 1, 5e-4: 2}
 
 
-def test_trials_have_folders_of_their_own(here: Path) -> None:
-    found = trials(grid={LR: (1e-3, 2e-3)}).trials
-    folders = {trial.run.trainer.run_path for trial in found}
-    assert folders == {str(here / "sweeps" / "sweep" / "tasks" / str(number) / "run") for number in (0, 1)}
+def test_trials_have_folders_of_their_own(workdir: Path) -> None:
+    sweep_trials = trials(grid={LR: (1e-3, 2e-3)}).trials
+    folders = {trial.run.trainer.run_path for trial in sweep_trials}
+    assert folders == {str(workdir / "sweeps" / "sweep" / "tasks" / str(number) / "run") for number in (0, 1)}
     assert (
-        len({trial.run.trainer.ckpt_path for trial in found} | {trial.run.trainer.export_path for trial in found}) == 4
+        len(
+            {trial.run.trainer.ckpt_path for trial in sweep_trials}
+            | {trial.run.trainer.export_path for trial in sweep_trials}
+        )
+        == 4
     )
 
 
-def test_a_finished_trial_is_not_trained_again_and_a_failed_one_if_asked(here: Path) -> None:
-    found = trials(grid={LR: (1e-3, 2e-3, 3e-3)})
-    found.write()
-    for trial, state in zip(found.trials, ("finished", "failed", "stopped"), strict=True):
+def test_a_finished_trial_is_not_trained_again_and_a_failed_one_if_asked(workdir: Path) -> None:
+    sweep = trials(grid={LR: (1e-3, 2e-3, 3e-3)})
+    sweep.write()
+    for trial, state in zip(sweep.trials, ("finished", "failed", "stopped"), strict=True):
         write_state(trial.folder, state=state)
-    assert [trial.number for trial in waiting(found, retry=False)] == [2]
-    assert [trial.number for trial in waiting(found, retry=True)] == [1, 2]
+    assert [trial.number for trial in waiting(sweep, retry=False)] == [2]
+    assert [trial.number for trial in waiting(sweep, retry=True)] == [1, 2]
 
 
 class Launcher:
@@ -196,26 +200,26 @@ class Launcher:
         return ""
 
 
-def test_no_more_runs_are_started_than_may_run_at_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_runs_are_started_than_may_run_at_once(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skyrl.sweeps.running._LOOK_SECONDS", 0.0)
-    launcher, found = Launcher(), trials(seeds=(1, 2, 3, 4, 5))
-    found.write()
-    run_here(launcher, found.trials, 2, lambda line: None)
+    launcher, sweep = Launcher(), trials(seeds=(1, 2, 3, 4, 5))
+    sweep.write()
+    run_here(launcher, sweep.trials, 2, lambda line: None)
     assert launcher.started == ["0", "1", "2", "3", "4"]
     assert launcher.most == 2
 
 
-def test_an_interrupted_sweep_lets_its_runs_save(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_sweep_lets_its_runs_save(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skyrl.sweeps.running._LOOK_SECONDS", 0.0)
-    launcher, found = Launcher(), trials(seeds=(1, 2, 3))
-    found.write()
+    launcher, sweep = Launcher(), trials(seeds=(1, 2, 3))
+    sweep.write()
 
     def say(line: str) -> None:
         if line.startswith("trial 1 started"):
             raise Stopped("Stopped by SIGTERM; nothing was saved.", 75)
 
     with pytest.raises(Stopped, match="running trials with it: 2. The same command continues them") as stopped:
-        run_here(launcher, found.trials, 2, say)
+        run_here(launcher, sweep.trials, 2, say)
     assert stopped.value.exit_code == 75
     assert launcher.stopped == ["0", "1"]
     assert launcher.running == {}
@@ -239,16 +243,16 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     (tmp_path / "stub.py").write_text(STUB)
     (tmp_path / "python").write_text(f'#!/bin/bash\nexec {sys.executable} {tmp_path / "stub.py"} "$@"\n')
     (tmp_path / "python").chmod(0o755)
-    made = list[LocalLauncher]()
+    launchers = list[LocalLauncher]()
 
     def make() -> LocalLauncher:
-        made.append(LocalLauncher(ClusterConfig(), str(tmp_path / "python")))
-        return made[-1]
+        launchers.append(LocalLauncher(ClusterConfig(), str(tmp_path / "python")))
+        return launchers[-1]
 
     yield make
     for folder in tmp_path.glob("sweeps/*/tasks/*"):
         (folder / "end").touch()
-    for process in (each for launcher in made for each in launcher._processes.values()):
+    for process in (process for launcher in launchers for process in launcher._processes.values()):
         process.wait()
 
 
@@ -269,28 +273,30 @@ def process_of(trial: SweepTrial, name: str) -> int:
 
 
 @pytest.mark.long
-def test_a_second_start_waits_for_what_the_first_one_started(here: Path, launcher: Callable[[], LocalLauncher]) -> None:
-    found = trials(seeds=(1, 2, 3))
-    found.write()
+def test_a_second_start_waits_for_what_the_first_one_started(
+    workdir: Path, launcher: Callable[[], LocalLauncher]
+) -> None:
+    sweep = trials(seeds=(1, 2, 3))
+    sweep.write()
     first, lines = launcher(), list[str]()
-    for trial in found.trials[:2]:  # then the first command is killed
+    for trial in sweep.trials[:2]:  # then the first command is killed
         write_state(trial.folder, state="stopped")  # by an earlier session
         first.start(_job(trial))
-    until(lambda: all(runs_of(trial.folder) and "run" in report_in(trial.folder) for trial in found.trials[:2]))
-    os.kill(process_of(found.trials[1], "process"), signal.SIGKILL)  # the supervisor of a run that lives on
+    until(lambda: all(runs_of(trial.folder) and "run" in report_in(trial.folder) for trial in sweep.trials[:2]))
+    os.kill(process_of(sweep.trials[1], "process"), signal.SIGKILL)  # the supervisor of a run that lives on
 
     def say(line: str) -> None:
         lines.append(line)
-        active = sum(trial.state.startswith(ACTIVE) for trial in found.trials)
+        active = sum(trial.state.startswith(ACTIVE) for trial in sweep.trials)
         assert active <= 2 if "already" in line or line.startswith("trial 0") else active <= 1
         if line.startswith("trial 1 is running already"):
-            (found.trials[0].folder / "end").touch()
+            (sweep.trials[0].folder / "end").touch()
         elif line == "trial 0 finished":
-            (found.trials[1].folder / "end").touch()
+            (sweep.trials[1].folder / "end").touch()
         elif line.startswith("trial 2 started"):
-            (found.trials[2].folder / "end").touch()
+            (sweep.trials[2].folder / "end").touch()
 
-    run_here(launcher(), list(waiting(found, retry=False)), 1, say)
+    run_here(launcher(), list(waiting(sweep, retry=False)), 1, say)
     assert [" ".join(line.split()[:3]) for line in lines] == [
         "trial 0 is",
         "trial 1 is",
@@ -301,13 +307,13 @@ def test_a_second_start_waits_for_what_the_first_one_started(here: Path, launche
         "trial 2 started:",
         "trial 2 finished",
     ]
-    assert [trial.state for trial in found.trials] == ["finished"] * 3
-    assert [runs_of(trial.folder) for trial in found.trials] == [1, 2, 1]  # the one without a report is asked again
+    assert [trial.state for trial in sweep.trials] == ["finished"] * 3
+    assert [runs_of(trial.folder) for trial in sweep.trials] == [1, 2, 1]  # the one without a report is asked again
 
 
 @pytest.mark.long
 def test_trials_that_the_sweep_no_longer_has_count_while_they_run(
-    here: Path, launcher: Callable[[], LocalLauncher]
+    workdir: Path, launcher: Callable[[], LocalLauncher]
 ) -> None:
     old = trials(seeds=(1, 2))
     old.write()
@@ -325,7 +331,7 @@ def test_trials_that_the_sweep_no_longer_has_count_while_they_run(
     assert [line.split()[1] for line in lines] == ["1", "1", "0", "0"]
 
 
-def test_the_state_of_a_launch_is_that_of_its_processes(here: Path, launcher: Callable[[], LocalLauncher]) -> None:
+def test_the_state_of_a_launch_is_that_of_its_processes(workdir: Path, launcher: Callable[[], LocalLauncher]) -> None:
     trial, started = trials(seeds=(1,)).trials[0], launcher()
     trials(seeds=(1,)).write()
     assert trial.state == "new"
@@ -354,74 +360,74 @@ def test_the_state_of_a_launch_is_that_of_its_processes(here: Path, launcher: Ca
 
 
 @pytest.mark.long
-def test_one_command_at_a_time_starts_trials_of_a_sweep(here: Path, launcher: Callable[[], LocalLauncher]) -> None:
-    write(here, seeds=[1])
-    found = trials_of(load_sweep("sweep.toml"), {})
-    found.write()
-    with one_at_a_time(found.folder):
-        done = command()
-    assert isinstance(done.exception, UserError)
-    assert f"another skyrl sweep trains the trials in {found.folder} (process {os.getpid()} on" in str(done.exception)
-    launcher().start(_job(found.trials[0]))
-    until(lambda: found.trials[0].state == "running")
-    done = command("--on", "slurm")
-    assert isinstance(done.exception, UserError)
-    assert "trial 0 of this sweep is running (target local): wait for it, or end it" in str(done.exception)
+def test_one_command_at_a_time_starts_trials_of_a_sweep(workdir: Path, launcher: Callable[[], LocalLauncher]) -> None:
+    write(workdir, seeds=[1])
+    sweep = trials_of(load_sweep("sweep.toml"), {})
+    sweep.write()
+    with one_at_a_time(sweep.folder):
+        result = command()
+    assert isinstance(result.exception, UserError)
+    assert f"another skyrl sweep trains the trials in {sweep.folder} (process {os.getpid()} on" in str(result.exception)
+    launcher().start(_job(sweep.trials[0]))
+    until(lambda: sweep.trials[0].state == "running")
+    result = command("--on", "slurm")
+    assert isinstance(result.exception, UserError)
+    assert "trial 0 of this sweep is running (target local): wait for it, or end it" in str(result.exception)
 
 
-def test_results_are_means_over_seeds_the_best_first(here: Path) -> None:
-    found = trials(grid={LR: (1e-3, 2e-3)}, seeds=(1, 2))
-    for trial, score in zip(found.trials, (0.2, 0.4, 0.5, 0.9), strict=True):
+def test_results_are_means_over_seeds_the_best_first(workdir: Path) -> None:
+    sweep = trials(grid={LR: (1e-3, 2e-3)}, seeds=(1, 2))
+    for trial, score in zip(sweep.trials, (0.2, 0.4, 0.5, 0.9), strict=True):
         trial.run_folder.mkdir(parents=True)
         lines = [{"step": 1, "eval/all/avg_score": score}, {"step": 2, "eval/all/avg_score": score / 2}]
         (trial.run_folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         write_state(trial.folder, state="finished")
-    best, other = results(found.trials, "eval/all/avg_score", "max")
+    best, other = results(sweep.trials, "eval/all/avg_score", "max")
     assert (best.point, best.values, best.mean) == (f"{LR}=0.002", (0.5, 0.9), 0.7)
     assert other.mean == pytest.approx(0.3)
     assert best.spread == pytest.approx(0.2828, abs=1e-4)
     assert f"| 0.7 | ± 0.28 (2) | 2, 3 | {LR}=0.002 |" in table([best, other], "eval/all/avg_score")
 
 
-def test_a_point_without_a_value_comes_last(here: Path) -> None:
-    found = trials(grid={LR: (1e-3, 2e-3)}).trials
-    found[1].run_folder.mkdir(parents=True)
-    (found[1].run_folder / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "los')
-    assert [each.trials for each in results(found, "loss", "min")] == [(1,), (0,)]
+def test_a_point_without_a_value_comes_last(workdir: Path) -> None:
+    sweep_trials = trials(grid={LR: (1e-3, 2e-3)}).trials
+    sweep_trials[1].run_folder.mkdir(parents=True)
+    (sweep_trials[1].run_folder / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "los')
+    assert [result.trials for result in results(sweep_trials, "loss", "min")] == [(1,), (0,)]
 
 
-def test_a_dry_run_lists_the_runs_and_starts_none(here: Path) -> None:
-    write(here, grid={LR: [1e-3, 2e-3]})
-    done = command("--dry-run")
-    assert done.exit_code == 0, done.output
-    assert [line.split() for line in done.stdout.splitlines()] == [
+def test_a_dry_run_lists_the_runs_and_starts_none(workdir: Path) -> None:
+    write(workdir, grid={LR: [1e-3, 2e-3]})
+    result = command("--dry-run")
+    assert result.exit_code == 0, result.output
+    assert [line.split() for line in result.stdout.splitlines()] == [
         ["0", "new", f"{LR}=0.001"],
         ["1", "new", f"{LR}=0.002"],
     ]
-    assert not (here / "sweeps").exists()
+    assert not (workdir / "sweeps").exists()
 
 
-def test_an_unknown_metric_is_reported_before_training(here: Path) -> None:
-    write(here, metric="eval/all/avg_scor", grid={LR: [1e-3]})
-    done = command("--dry-run")
-    assert done.exit_code == 0 and "skyrl has no metric eval/all/avg_scor" in done.stderr
-    assert "did you mean eval/<set>/avg_score?" in done.stderr
-    write(here, metric="eval/all/avg_score", grid={LR: [1e-3]})
+def test_an_unknown_metric_is_reported_before_training(workdir: Path) -> None:
+    write(workdir, metric="eval/all/avg_scor", grid={LR: [1e-3]})
+    result = command("--dry-run")
+    assert result.exit_code == 0 and "skyrl has no metric eval/all/avg_scor" in result.stderr
+    assert "did you mean eval/<set>/avg_score?" in result.stderr
+    write(workdir, metric="eval/all/avg_score", grid={LR: [1e-3]})
     assert "no metric" not in command("--dry-run").stderr
 
 
 @pytest.mark.long
-def test_a_sweep_is_trained_resumed_and_compared(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_is_trained_resumed_and_compared(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    write(here, grid={LR: [1e-3, 2e-3]}, metric="reward/avg_raw_reward", at_once=2)
-    done = command()
-    assert done.exit_code == 0, done.output
-    assert done.stdout.count("finished") == 2
-    first = {file: file.stat().st_mtime_ns for file in here.glob("sweeps/s/tasks/*/run/metrics.jsonl")}
+    write(workdir, grid={LR: [1e-3, 2e-3]}, metric="reward/avg_raw_reward", at_once=2)
+    result = command()
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("finished") == 2
+    first = {file: file.stat().st_mtime_ns for file in workdir.glob("sweeps/s/tasks/*/run/metrics.jsonl")}
     assert len(first) == 2
-    write(here, grid={LR: [1e-3, 2e-3, 3e-3]}, metric="reward/avg_raw_reward", at_once=2)
-    again = command()
-    assert "trial 2 started" in again.stdout and "trial 0" not in again.stdout
+    write(workdir, grid={LR: [1e-3, 2e-3, 3e-3]}, metric="reward/avg_raw_reward", at_once=2)
+    resumed = command()
+    assert "trial 2 started" in resumed.stdout and "trial 0" not in resumed.stdout
     assert {file: file.stat().st_mtime_ns for file in first} == first
-    assert len(json.loads((here / "sweeps" / "s" / "results.json").read_text())) == 3
-    assert (here / "sweeps" / "s" / "report.html").exists()
+    assert len(json.loads((workdir / "sweeps" / "s" / "results.json").read_text())) == 3
+    assert (workdir / "sweeps" / "s" / "report.html").exists()
