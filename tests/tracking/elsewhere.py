@@ -21,14 +21,14 @@ SERVICES = ("wandb", "mlflow", "swanlab")
 def python_elsewhere() -> str:
     """The interpreter for `trackers.python`. What pip installs is kept until the extras change."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    wanted = [extras[name] for name in SERVICES]
-    return python_with("trackers", ["-e", f"{ROOT}[{','.join(SERVICES)}]"], made_for=wanted)
+    requirements = [extras[name] for name in SERVICES]
+    return python_with("trackers", ["-e", f"{ROOT}[{','.join(SERVICES)}]"], made_for=requirements)
 
 
 def read(python: str, service: str, folder: Path, metric: str) -> Points:
     """(step, value) of a metric in the service, by the reader of its package."""
     command = [python, "-m", "tests.tracking.readers", service, str(folder), metric]
     environ = {**os.environ, "HOME": str(folder.parent), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
-    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
-    return [(step, value) for step, value in found]
+    result = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
+    points: list[Any] = json.loads(result.stdout.splitlines()[-1])
+    return [(step, value) for step, value in points]

@@ -36,10 +36,10 @@ def wandb_records(folder: Path) -> Iterator[Any]:
     """Records of all folders of offline sessions, in their order."""
     from wandb.proto import wandb_internal_pb2
 
-    made: Any = wandb_internal_pb2  # its classes are made when it is imported
+    protobuf: Any = wandb_internal_pb2  # its classes are made when it is imported
     for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
         for data in _log_records(file.read_bytes()):
-            record = made.Record()
+            record = protobuf.Record()
             record.ParseFromString(data)
             yield record
 
@@ -57,11 +57,11 @@ def in_mlflow(folder: Path, name: str = METRIC) -> Points:
     from mlflow import MlflowClient
 
     client, known = MlflowClient(f"sqlite:///{folder.parent / 'mlflow.db'}"), _known(folder, "mlflow")
-    return [(each.step, each.value) for each in client.get_metric_history(known["id"], name)]
+    return [(point.step, point.value) for point in client.get_metric_history(known["id"], name)]
 
 
 def in_swanlab(folder: Path, name: str = METRIC) -> Points:
-    return [(each.step, each.value.number) for each in _swanlab_metrics(folder) if each.key == name]
+    return [(metric.step, metric.value.number) for metric in _swanlab_metrics(folder) if metric.key == name]
 
 
 def _swanlab_metrics(folder: Path) -> Iterator[Any]:

@@ -86,23 +86,23 @@ def bytes_of(damage: int) -> bytes:
     """The file with a bit flipped, cut off, or overwritten, at a place that the number decides."""
     content = bytearray("".join(f"{json.dumps(line)}\n" for line in LINES).encode())
     draw = random.Random(damage)
-    place = draw.randrange(len(content))
+    offset = draw.randrange(len(content))
     match damage % 4:
         case 0:
-            content[place] ^= 1 << draw.randrange(8)
+            content[offset] ^= 1 << draw.randrange(8)
         case 1:
-            content[place] ^= 0x80
+            content[offset] ^= 0x80
         case 2:
-            del content[place:]
+            del content[offset:]
         case _:
-            content[place:] = bytes(len(content) - place)
+            content[offset:] = bytes(len(content) - offset)
     return bytes(content)
 
 
 def files() -> Iterator[bytes]:
-    whole = [json.dumps(line).encode() for line in LINES]
+    lines = [json.dumps(line).encode() for line in LINES]
     for line in BETWEEN.values():
-        yield b"\n".join([*whole[:2], line, *whole[2:], b""])
+        yield b"\n".join([*lines[:2], line, *lines[2:], b""])
     yield from map(bytes_of, range(200))
 
 
@@ -168,8 +168,8 @@ def with_odd_samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of an earlier release whose samples are those of `LINES`, with all the others among them."""
     folder = tmp_path_factory.mktemp("odd") / "run"
     shutil.copytree(STORED, folder)
-    whole = [json.dumps(line).encode() for line in LINES]
-    (folder / "trajectories.jsonl").write_bytes(b"\n".join([*whole[:2], *BETWEEN.values(), *whole[2:], b""]))
+    lines = [json.dumps(line).encode() for line in LINES]
+    (folder / "trajectories.jsonl").write_bytes(b"\n".join([*lines[:2], *BETWEEN.values(), *lines[2:], b""]))
     return folder
 
 

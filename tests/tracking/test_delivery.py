@@ -17,7 +17,7 @@ __all__ = ["listed"]
 
 
 def steps(service: type[Listed]) -> list[int]:
-    return [each[0] for each in service.given if isinstance(each[0], int)]
+    return [call[0] for call in service.given if isinstance(call[0], int)]
 
 
 def test_metrics_samples_and_evaluations_are_delivered_in_order(tmp_path: Path, listed: type[Listed]) -> None:
@@ -101,15 +101,15 @@ def test_a_run_that_returned_to_a_checkpoint_in_one_session_logs_no_step_twice(
 def test_the_same_run_in_a_service_that_can_forget_has_the_later_values(tmp_path: Path, listed: type[Listed]) -> None:
     listed.rewinds = True
     went_back_to_the_first_of_three(make_run(tmp_path / "run", (1, 2, 3)))
-    assert [each for each in listed.given if isinstance(each[0], int)] == [
+    assert [call for call in listed.given if isinstance(call[0], int)] == [
         (1, 0.1), (2, 0.2), (3, 0.3), (2, 5.2), (3, 5.3), (4, 5.4)
     ]  # fmt: skip
-    assert [each for each in listed.given if each[0] == "rewind"] == [("rewind", 1)]
+    assert [call for call in listed.given if call[0] == "rewind"] == [("rewind", 1)]
     assert tables(listed) == [1, 2, 2, 3, 4]  # that of step 3 was not complete before
 
 
 def tables(service: type[Listed]) -> list[int]:
-    return [each[1] for each in service.given if each[0] == "samples"]
+    return [call[1] for call in service.given if call[0] == "samples"]
 
 
 def went_back_to_the_first_of_three(folder: Path) -> None:
@@ -127,7 +127,7 @@ def went_back_to_the_first_of_three(folder: Path) -> None:
 
 def test_no_table_is_made_where_none_is_wanted(tmp_path: Path, listed: type[Listed]) -> None:
     deliver(service_run(make_run(tmp_path / "run", (1, 2)), sample_rows=0))
-    assert [each[0] for each in listed.given] == ["config", 1, 2, "close"]
+    assert [call[0] for call in listed.given] == ["config", 1, 2, "close"]
 
 
 def test_a_run_without_samples_or_metrics_is_delivered_as_it_is(tmp_path: Path, listed: type[Listed]) -> None:
@@ -184,7 +184,7 @@ def test_folders_with_steps_that_come_again_are_written_anew(tmp_path: Path) -> 
     first = session(Known(id="one"), tmp_path / "a", 5)
     known = session(session(first, tmp_path / "b", 7), tmp_path / "c", 9)
     assert resumable(known, 6) == first
-    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_a_folder_that_was_synced_is_never_deleted(tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ from tests.tracking.made_runs import append, make_run, service_run
 
 def ran(folder: Path, steps: int, service: str, **settings: Any) -> list[str]:
     """What is said in a run of so many steps."""
-    said: list[str] = []
-    follower = Follower(service_run(folder, service, first_step=0, **settings), said.append)
+    messages: list[str] = []
+    follower = Follower(service_run(folder, service, first_step=0, **settings), messages.append)
     for step in range(1, steps + 1):
         append(folder, (step,))
         follower.log(step, {})
     follower.close()
-    return said
+    return messages
 
 
 def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
@@ -35,25 +35,28 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
 def test_a_tracker_that_cannot_be_started_is_reported_once_with_the_way_to_deliver_later(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", ())
     missing = str(tmp_path / "no" / "python")
-    said = ran(folder, 3, "tensorboard", python=missing)
+    messages = ran(folder, 3, "tensorboard", python=missing)
     assert (
-        f"warning: tensorboard lacks the last 3 steps of this run; deliver them with `skyrl track {folder}" in said[-1]
+        f"warning: tensorboard lacks the last 3 steps of this run; deliver them with `skyrl track {folder}"
+        in messages[-1]
     )
-    assert len(said) <= 2 and all("failed, and the run continues" in each and missing in each for each in said[:-1])
+    assert len(messages) <= 2 and all(
+        "failed, and the run continues" in message and missing in message for message in messages[:-1]
+    )
 
 
 def test_a_tracker_that_fails_is_reported_once_with_its_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = program_at(tmp_path / "python", "echo traceback; echo QuotaError: no room left; exit 1")
-    said = Said()
-    follower = Follower(service_run(make_run(tmp_path / "run", ()), "wandb", python=program), said)
+    log = Said()
+    follower = Follower(service_run(make_run(tmp_path / "run", ()), "wandb", python=program), log)
     monkeypatch.setattr("skyrl.tracking.services.follower.FIRST_PAUSE", 0.0)
     follower.log(1, {})
-    said.wait_for_first()
+    log.wait_for_first()
     follower.log(2, {})
     follower.close()
-    [failed, behind] = said.lines
+    [failed, behind] = log.lines
     assert failed.startswith("warning: wandb failed, and the run continues without it: QuotaError: no room left\n")
     assert "lacks the last 3 steps" in behind  # 0 is a step, too
 
@@ -61,15 +64,15 @@ def test_a_tracker_that_fails_is_reported_once_with_its_last_words(
 def test_a_tracker_that_hangs_is_killed_when_the_run_has_waited_long_enough(tmp_path: Path) -> None:
     program = program_at(tmp_path / "python", f"echo $$ > {tmp_path}/pid; while true; do sleep 1; done")
     folder = make_run(tmp_path / "run", ())
-    said = Said()
-    follower = Follower(service_run(folder, "wandb", python=program, finish_seconds=0.0), said)
+    log = Said()
+    follower = Follower(service_run(folder, "wandb", python=program, finish_seconds=0.0), log)
     follower.log(0, {})
     while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text():
         pass
     follower.close()
     follower._thread.join()
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
-    assert "wandb lacks the last 1 steps" in said.lines[-1]
+    assert "wandb lacks the last 1 steps" in log.lines[-1]
 
 
 def test_a_tracker_that_took_every_step_and_is_still_sending_at_the_end_is_reported(tmp_path: Path) -> None:
@@ -79,13 +82,13 @@ def test_a_tracker_that_took_every_step_and_is_still_sending_at_the_end_is_repor
     state = folder / "trackers" / "wandb.json"
     program = program_at(tmp_path / "python", f"cp {tmp_path}/known.json {state}; touch {tmp_path}/has; sleep 9999")
     state.parent.mkdir()
-    said = Said()
-    follower = Follower(service_run(folder, "wandb", python=program, finish_seconds=0.0), said)
+    log = Said()
+    follower = Follower(service_run(folder, "wandb", python=program, finish_seconds=0.0), log)
     follower.log(0, {})
     while not (tmp_path / "has").is_file():
         pass
     follower.close()
-    [line] = said.lines
+    [line] = log.lines
     assert line.startswith("warning: wandb was still sending after trackers.finish_seconds = 0, and may lack steps of")
     assert f"`skyrl track {folder} --to wandb`" in line
 

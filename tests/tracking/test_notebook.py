@@ -21,9 +21,9 @@ class Cell:
     def __init__(self) -> None:
         self.outputs: list[list[str]] = []
 
-    def display(self, shown: str, display_id: bool) -> SimpleNamespace:
+    def display(self, html: str, display_id: bool) -> SimpleNamespace:
         assert display_id
-        output = [shown]
+        output = [html]
         self.outputs.append(output)
         return SimpleNamespace(update=output.append)
 
@@ -31,13 +31,13 @@ class Cell:
 @pytest.fixture
 def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
     """The kernel of a notebook."""
-    made, ipython, inner = Cell(), ModuleType("IPython"), ModuleType("IPython.display")
+    cell, ipython, inner = Cell(), ModuleType("IPython"), ModuleType("IPython.display")
     parts: dict[Any, Any] = {ipython: {"get_ipython": lambda: SimpleNamespace(kernel=object())}}
-    parts[inner] = {"HTML": str, "display": made.display}
+    parts[inner] = {"HTML": str, "display": cell.display}
     for module, values in parts.items():
         vars(module).update(values)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    return made
+    return cell
 
 
 def test_one_output_is_replaced_and_evaluations_stay(cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,7 +48,7 @@ def test_one_output_is_replaced_and_evaluations_stay(cell: Cell, capsys: pytest.
     console.log(3, {"reward/avg_raw_reward": 0.875})
     console.close()
     [output] = cell.outputs
-    assert [shown.partition("max")[0] for shown in output] == [f'<progress value="{step}" ' for step in range(4)]
+    assert [html.partition("max")[0] for html in output] == [f'<progress value="{step}" ' for step in range(4)]
     assert ["0.250" in output[3], "0.500" in output[3], "reward 0.750" in output[3]] == [True, True, True]
     assert "reward 0.500" not in output[3] and "reward 0.875" in output[3]
     assert capsys.readouterr() == ("", "")

@@ -43,31 +43,31 @@ def notes(tmp_path: Path) -> str:
     return f"{tmp_path}/notes.py"
 
 
-def trackers(tmp_path: Path, logger: str | tuple[str, ...], said: list[str]) -> list[Tracker]:
+def trackers(tmp_path: Path, logger: str | tuple[str, ...], messages: list[str]) -> list[Tracker]:
     """The trackers of a run of three steps that continues after the first."""
     trainer = TrainerConfig(logger=logger, run_path=str(tmp_path), project_name="p", run_name="r")
-    return trackers_of(trainer, total_steps=3, first_step=1, say=said.append)
+    return trackers_of(trainer, total_steps=3, first_step=1, say=messages.append)
 
 
 @pytest.mark.parametrize("name", ["Notes", "made", "kept"])
 def test_a_class_a_function_or_an_object_is_a_tracker(tmp_path: Path, notes: str, name: str) -> None:
-    made: Any = trackers(tmp_path, ("console", f"{notes}:{name}"), [])[1]
-    inner = made._tracker
-    made.log(2, {"loss": 0.5})
-    made.close()
+    tracker: Any = trackers(tmp_path, ("console", f"{notes}:{name}"), [])[1]
+    inner = tracker._tracker
+    tracker.log(2, {"loss": 0.5})
+    tracker.close()
     assert inner.noted[-2:] == [(2, {"loss": 0.5}), "closed"]
     facts = TrackedRun(project="p", name="r", folder=tmp_path, total_steps=3, first_step=1)
     assert inner.run == (None if name == "kept" else facts)
 
 
 def test_a_tracker_that_fails_is_reported_once_and_the_run_goes_on(tmp_path: Path, notes: str) -> None:
-    said: list[str] = []
-    [failing] = trackers(tmp_path, f"{notes}:Failing", said)
+    messages: list[str] = []
+    [failing] = trackers(tmp_path, f"{notes}:Failing", messages)
     for step in (2, 3):
         failing.log(step, {})
     failing.close()
-    assert len(said) == 1
-    assert f"{notes}:Failing failed in log step 2: ConnectionError: no route" in said[0]
+    assert len(messages) == 1
+    assert f"{notes}:Failing failed in log step 2: ConnectionError: no route" in messages[0]
 
 
 UNUSABLE = {
@@ -120,7 +120,7 @@ def test_the_tracker_of_the_page_hands_metrics_to_trackio(tmp_path: Path, monkey
     (tmp_path / "trackio_run.py").write_text(of_the_page())
     calls: list[tuple[object, ...]] = []
     package: Any = ModuleType("trackio")
-    package.init = lambda **given: calls.append(("init", given))
+    package.init = lambda **kwargs: calls.append(("init", kwargs))
     package.log = lambda metrics, step: calls.append(("log", metrics, step))
     package.finish = lambda: calls.append(("finish",))
     monkeypatch.setitem(sys.modules, "trackio", package)

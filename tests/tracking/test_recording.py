@@ -75,19 +75,19 @@ def computed(step: int) -> Computed:
 
 
 def recording(folder: Path, *, compress: bool = False, steps: int = 2) -> Recording:
-    made = Recording(folder / "recording", compress=compress)
-    made.begin({"total_steps": 9})
+    archive = Recording(folder / "recording", compress=compress)
+    archive.begin({"total_steps": 9})
     for step in range(1, steps + 1):
-        made.write_sampled(step, Sampled(groups=(GROUP,), metrics={"generate/groups_dropped": 1.0}, epoch=1))
-        made.write_computed(computed(step))
-    return made
+        archive.write_sampled(step, Sampled(groups=(GROUP,), metrics={"generate/groups_dropped": 1.0}, epoch=1))
+        archive.write_computed(computed(step))
+    return archive
 
 
 def test_a_group_comes_back_equal_in_everything() -> None:
-    again = group_of(json.loads(json.dumps(as_object(GROUP))))
-    assert again == GROUP
-    assert again.trajectories[0].timings == GROUP.trajectories[0].timings  # which equality leaves out
-    assert type(again.prompt.extras["$odd"]["deep"]) is list
+    restored = group_of(json.loads(json.dumps(as_object(GROUP))))
+    assert restored == GROUP
+    assert restored.trajectories[0].timings == GROUP.trajectories[0].timings  # which equality leaves out
+    assert type(restored.prompt.extras["$odd"]["deep"]) is list
 
 
 def test_a_group_of_before_answers_were_kept_is_read() -> None:
@@ -99,40 +99,40 @@ def test_a_group_of_before_answers_were_kept_is_read() -> None:
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_a_step_comes_back_as_it_was(compress: bool, tmp_path: Path) -> None:
-    made = recording(tmp_path, compress=compress)
-    assert made.steps() == [1, 2]
-    assert made.sampled(2) == Sampled(groups=(GROUP,), metrics={"generate/groups_dropped": 1.0}, epoch=1)
-    again = made.computed(2)
-    assert torch.equal(again.tensors["rewards"], torch.tensor([[0.0, 1 / 3]]))
-    assert again.updates[0].metrics["policy_loss"] == 0.1
-    assert again.updates[0].metrics["grad_norm"] != again.updates[0].metrics["grad_norm"]  # NaN
-    assert again.weights == {"policy": {"w": "00ff"}}
+    archive = recording(tmp_path, compress=compress)
+    assert archive.steps() == [1, 2]
+    assert archive.sampled(2) == Sampled(groups=(GROUP,), metrics={"generate/groups_dropped": 1.0}, epoch=1)
+    restored = archive.computed(2)
+    assert torch.equal(restored.tensors["rewards"], torch.tensor([[0.0, 1 / 3]]))
+    assert restored.updates[0].metrics["policy_loss"] == 0.1
+    assert restored.updates[0].metrics["grad_norm"] != restored.updates[0].metrics["grad_norm"]  # NaN
+    assert restored.weights == {"policy": {"w": "00ff"}}
 
 
 @pytest.mark.parametrize(
     "alias",
     [
-        lambda one: one,
-        lambda one: one[:, :],
-        lambda one: one[:2, 1:],
-        lambda one: one[1:],
-        lambda one: one.t().reshape(3, 4)[:, :4],
-        lambda one: one[:1].expand(3, 4),
-        lambda one: one.detach(),
+        lambda tensor: tensor,
+        lambda tensor: tensor[:, :],
+        lambda tensor: tensor[:2, 1:],
+        lambda tensor: tensor[1:],
+        lambda tensor: tensor.t().reshape(3, 4)[:, :4],
+        lambda tensor: tensor[:1].expand(3, 4),
+        lambda tensor: tensor.detach(),
     ],
     ids=["itself", "view", "block", "rows", "order", "repeated", "detached"],
 )
 def test_tensors_that_share_memory_are_stored_under_each_name(alias: Any, tmp_path: Path) -> None:
-    one = torch.arange(12.0).reshape(3, 4)
-    tensors = {"rollout_logprobs": one, "old_logprobs": alias(one)}
-    made = recording(tmp_path, steps=0)
-    made.write_sampled(1, Sampled(groups=(GROUP,)))
-    made.write_computed(evolve(computed(1), tensors=tensors))
+    tensor = torch.arange(12.0).reshape(3, 4)
+    tensors = {"rollout_logprobs": tensor, "old_logprobs": alias(tensor)}
+    archive = recording(tmp_path, steps=0)
+    archive.write_sampled(1, Sampled(groups=(GROUP,)))
+    archive.write_computed(evolve(computed(1), tensors=tensors))
     BatchDump(tmp_path / "dumped").write_computed(evolve(computed(1), tensors=tensors))
     dumped = load_file(tmp_path / "dumped" / "global_step_1.safetensors")
-    for found in (made.computed(1).tensors, dumped):
-        assert found.keys() == tensors.keys()
-        assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    for stored in (archive.computed(1).tensors, dumped):
+        assert stored.keys() == tensors.keys()
+        assert all(torch.equal(stored[name], tensors[name]) for name in tensors)
 
 
 def test_a_compressed_file_has_the_lines_of_a_plain_one(tmp_path: Path) -> None:
@@ -144,16 +144,16 @@ def test_a_compressed_file_has_the_lines_of_a_plain_one(tmp_path: Path) -> None:
 
 
 def test_later_steps_are_forgotten_before_they_happen_again(tmp_path: Path) -> None:
-    made = recording(tmp_path, steps=3)
-    made.forget_after(1)
-    assert made.steps() == [1]
-    assert sorted(path.name for path in made.folder.glob("step_*")) == [
+    archive = recording(tmp_path, steps=3)
+    archive.forget_after(1)
+    assert archive.steps() == [1]
+    assert sorted(path.name for path in archive.folder.glob("step_*")) == [
         *("step_000001.json", "step_000001.jsonl", "step_000001.safetensors")
     ]
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (lambda lines: lines[:1], "contains 0 of 1 groups: it is incomplete"),
         (lambda lines: [lines[0], lines[1][:40]], "line 2 is not JSON"),
@@ -162,24 +162,24 @@ def test_later_steps_are_forgotten_before_they_happen_again(tmp_path: Path) -> N
         (lambda lines: lines[1:], "does not begin with a valid header line"),
     ],
 )
-def test_a_damaged_file_is_named_with_its_line(spoil: Any, said: str, tmp_path: Path) -> None:
-    made = recording(tmp_path)
-    file = made.folder / "step_000002.jsonl"
+def test_a_damaged_file_is_named_with_its_line(spoil: Any, message: str, tmp_path: Path) -> None:
+    archive = recording(tmp_path)
+    file = archive.folder / "step_000002.jsonl"
     file.write_text("\n".join(spoil(file.read_text(encoding="utf-8").split("\n")[:2])) + "\n", encoding="utf-8")
-    with pytest.raises(DataError, match=f"step_000002.jsonl.*{said}"):
-        made.sampled(2)
+    with pytest.raises(DataError, match=f"step_000002.jsonl.*{message}"):
+        archive.sampled(2)
 
 
 def test_a_step_that_is_not_there_and_a_recording_that_is_none_are_told(tmp_path: Path) -> None:
-    made = recording(tmp_path)
-    for read in (made.sampled, made.computed):
+    archive = recording(tmp_path)
+    for read in (archive.sampled, archive.computed):
         with pytest.raises(DataError, match="step 3 is not in the recording .*the steps 1 to 2"):
             read(3)
     with pytest.raises(DataError, match=r"there is no recording in .*trainer\.recording"):
         Recording(tmp_path / "elsewhere").about()
-    (made.folder / "about.json").write_text('{"schema": 99}', encoding="utf-8")
+    (archive.folder / "about.json").write_text('{"schema": 99}', encoding="utf-8")
     with pytest.raises(DataError, match="has format 99, but this version reads format 1"):
-        made.about()
+        archive.about()
 
 
 def test_a_column_that_json_cannot_hold_is_told_with_the_way_out() -> None:

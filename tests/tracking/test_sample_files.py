@@ -22,7 +22,7 @@ from tests.fresh_process import run_program
 
 
 def decode(ids: Sequence[int]) -> str:
-    return "".join(f"<{each}>" for each in ids)
+    return "".join(f"<{token}>" for token in ids)
 
 
 def row(tokens: Sequence[int]) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def row(tokens: Sequence[int]) -> dict[str, Any]:
         "prompt_ids": (1, 2),
         "response_ids": tuple(tokens),
         "loss_mask": (1,) * len(tokens),
-        "rollout_logprobs": tuple(-0.5 * each for each in tokens),
+        "rollout_logprobs": tuple(-0.5 * token for token in tokens),
         "weight_versions": (7,) * len(tokens),
         "rewards": (TurnReward(token=len(tokens) - 1, reward=1.0),),
     }
@@ -111,13 +111,13 @@ def test_of_a_step_so_many_samples_are_kept_as_are_wanted_in_lines_and_tokens(tm
     kept.close()
     lines = [(line["prompt_id"], line["sample"]) for line in kept.lines.read()]
     tables = [table for number in (0, 1) if (table := kept.tokens.read(1, number))]
-    rows = [pair for each in tables for pair in zip(each.columns["prompt_id"], each.columns["sample"], strict=True)]
+    rows = [pair for table in tables for pair in zip(table.columns["prompt_id"], table.columns["sample"], strict=True)]
     assert len(lines) == 3 and set(lines) == set(rows)
 
 
 def test_the_groups_that_are_kept_are_not_those_that_were_done_first() -> None:
     many = [group(str(n), trajectory(str(n), 0, (3,))) for n in range(100)]
-    drawn = [int(each.group.prompt.id) for step in range(20) for each in kept_groups(step, many, 5)]
+    drawn = [int(selected.group.prompt.id) for step in range(20) for selected in kept_groups(step, many, 5)]
     assert len(drawn) == 100 and max(drawn) > 80 and kept_groups(4, many, 5) == kept_groups(4, many, 5)
 
 
@@ -133,22 +133,22 @@ def test_what_is_written_later_does_not_hold_up_who_submits_it(tmp_path: Path) -
 
 
 async def test_after_a_failure_nothing_more_is_written_and_each_call_raises_it() -> None:
-    writer, done = BackgroundWriter(), []
+    writer, calls = BackgroundWriter(), []
 
     def full() -> None:
         raise OSError(28, "No space left on device")
 
     gate = threading.Event()
-    writer.submit(lambda: done.append("before") if gate.wait(60) else None)
+    writer.submit(lambda: calls.append("before") if gate.wait(60) else None)
     writer.submit(full)
-    writer.submit(lambda: done.append("after"))
+    writer.submit(lambda: calls.append("after"))
     gate.set()
     with pytest.raises(OSError, match="No space left"):
         await writer.finished()
     with pytest.raises(OSError, match="No space left"):
-        writer.submit(lambda: done.append("later"))
+        writer.submit(lambda: calls.append("later"))
     writer.close()
-    assert done == ["before"]
+    assert calls == ["before"]
 
 
 def test_tokens_of_later_steps_and_half_written_ones_are_forgotten(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_a_step_that_has_lost_one_of_its_lines_is_found(tmp_path: Path, lost: in
         sink.write_computed(computed(step))
     assert kept.forget_after(3) == []
     lines = (tmp_path / "trajectories.jsonl").read_bytes().splitlines(keepends=True)
-    place = 4 + lost
-    (tmp_path / "trajectories.jsonl").write_bytes(b"".join([*lines[:place], *lines[place + 1 :]]))
+    index = 4 + lost
+    (tmp_path / "trajectories.jsonl").write_bytes(b"".join([*lines[:index], *lines[index + 1 :]]))
     assert kept.forget_after(3) == [2]
     kept.close()
 

@@ -36,17 +36,17 @@ def test_a_run_is_delivered_after_the_fact_and_what_came_since_is_added(service:
     assert deliver(folder, service, OFFLINE) == 3
     append(folder, range(4, 6))
     assert deliver(folder, service, OFFLINE) == 5
-    found = READERS[service](folder, REWARD)
-    assert [step for step, _ in found] == [*range(6)]
-    assert [value for _, value in found] == pytest.approx([step / 10 for step in range(6)])  # float32 in event files
+    points = READERS[service](folder, REWARD)
+    assert [step for step, _ in points] == [*range(6)]
+    assert [value for _, value in points] == pytest.approx([step / 10 for step in range(6)])  # float32 in event files
 
 
 @pytest.mark.long
 def test_tensorboard_shows_the_configuration_and_the_samples_as_text(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", range(3))
     deliver(folder, "tensorboard", ["trainer.trackers.notes=why"])
-    [shown] = readers.texts_in_tensorboard(folder, "configuration")
-    assert '"notes": "why"' in shown and '"train_batch_size": 1024' in shown
+    [text] = readers.texts_in_tensorboard(folder, "configuration")
+    assert '"notes": "why"' in text and '"train_batch_size": 1024' in text
     assert len(readers.texts_in_tensorboard(folder, "samples")) == 3
     [evaluated] = readers.texts_in_tensorboard(folder, "evaluation/gsm8k")
     assert "| 2 | 0:1 | 0 | 1.0 | None | user: 1 \\| 1? | a<br>b |" in evaluated
@@ -67,23 +67,23 @@ def test_wandb_has_the_configuration_with_what_was_derived_and_tables(tmp_path: 
 
 
 def configuration_in_wandb(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for record in readers.wandb_records(folder):
         kind = record.WhichOneof("record_type")
         updates = record.run.config.update if kind == "run" else record.config.update if kind == "config" else ()
-        found |= {item.key or item.nested_key[0]: json.loads(item.value_json) for item in updates}
-    return found
+        values |= {item.key or item.nested_key[0]: json.loads(item.value_json) for item in updates}
+    return values
 
 
 def test_online_wandb_gets_what_its_server_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = service_run(make_run(tmp_path / "run", range(10)), "wandb", first_step=9)
     Known(id="one", step=9).write(run.state_file)  # given to a process that was killed before all was uploaded
-    given: list[int] = []
+    steps: list[int] = []
     server = MagicMock(id="one", step=7)  # the next one that it takes
-    server.log = lambda values, step: given.append(step) if REWARD in values else None
+    server.log = lambda values, step: steps.append(step) if REWARD in values else None
     monkeypatch.setattr("wandb.init", lambda **settings: server)
     made_runs.deliver(run)
-    assert given == [7, 8, 9]
+    assert steps == [7, 8, 9]
     assert Known.read(run.state_file).step == 9
 
 
@@ -98,8 +98,8 @@ def test_online_swanlab_gets_again_what_a_killed_process_may_not_have_uploaded(
     package = MagicMock()
     monkeypatch.setitem(sys.modules, "swanlab", package)
     made_runs.deliver(run)
-    given = [call.kwargs["step"] for call in package.init.return_value.log.mock_calls if REWARD in call.args[0]]
-    assert given == [5, 6, 7, 8, 9]  # SwanLab leaves out those that it has
+    steps = [call.kwargs["step"] for call in package.init.return_value.log.mock_calls if REWARD in call.args[0]]
+    assert steps == [5, 6, 7, 8, 9]  # SwanLab leaves out those that it has
 
 
 def test_a_folder_that_is_no_runs_is_refused(tmp_path: Path) -> None:

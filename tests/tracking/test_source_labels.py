@@ -41,7 +41,7 @@ def test_an_odd_name_gets_a_label_that_files_and_metrics_take(tmp_path: Path, so
     assert label != source and label.isprintable() and label.casefold() not in TAKEN and is_a_path_inside(label)
     file = tmp_path / file_name(label, ".jsonl")
     file.write_text("x", encoding="utf-8")
-    assert [each.name for each in tmp_path.iterdir()] == [file.name]
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
     assert unquote(file.stem) == label
 
 
@@ -71,16 +71,16 @@ def prompt(number: int, source: str = "default") -> Prompt:
 
 def test_a_source_called_all_is_not_mistaken_for_all_sources() -> None:
     groups = [TrajectoryGroup(prompt=prompt(0, name), trajectories=()) for name in ("all", "math")]
-    found = with_all(groups)
-    assert len(found) == 3 and len(found["all"]) == 2
+    by_source = with_all(groups)
+    assert len(by_source) == 3 and len(by_source["all"]) == 2
 
 
 def test_odd_and_pooled_sources_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     files = ["a.jsonl", "b.jsonl", "c.jsonl"]
     _tell_the_sources(files, PromptDataset(prompts=(prompt(0), prompt(1), prompt(2, "x\ny"))))
-    said = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"the data_source 'x\\ny' is reported as eval/x_y-[0-9a-f]{8}", said[0])
-    assert said[1] == "rows of a.jsonl, b.jsonl name no data_source, and are reported together as eval/default"
+    lines = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"the data_source 'x\\ny' is reported as eval/x_y-[0-9a-f]{8}", lines[0])
+    assert lines[1] == "rows of a.jsonl, b.jsonl name no data_source, and are reported together as eval/default"
     _tell_the_sources(files, PromptDataset(prompts=(prompt(0), prompt(0), prompt(2, "x"))))
     assert capsys.readouterr().err == ""
 
@@ -99,10 +99,10 @@ def test_the_table_of_an_evaluation_has_sources_with_a_slash() -> None:
 
 def test_names_of_mlflow_remain_distinct() -> None:
     names = ["eval/all/loss", "eval/一二/loss", "eval/三四/loss", "eval/__/loss", "eval/a=b/loss", "eval/a%b/loss"]
-    made = [mlflow_name(name) for name in names]
-    assert len({*made}) == len(names)
-    assert (made[0], made[3]) == (names[0], names[3])
-    assert all(re.fullmatch(r"[\w\-.: /]+", name, re.ASCII) for name in made)
+    mlflow_names = [mlflow_name(name) for name in names]
+    assert len({*mlflow_names}) == len(names)
+    assert (mlflow_names[0], mlflow_names[3]) == (names[0], names[3])
+    assert all(re.fullmatch(r"[\w\-.: /]+", name, re.ASCII) for name in mlflow_names)
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "一" * 29, "é" * 43, "x/" * 100, "judge"])

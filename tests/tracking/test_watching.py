@@ -238,7 +238,7 @@ def test_the_progress_of_a_session_is_written_with_its_end(tmp_path: Path) -> No
         with progress.waiting_for("generate"):
             file.write("running")
         run.look()
-        assert ([what for what, _ in run.now.waits], run.now.total_steps, run.now.first_step) == (["generate"], 3, 1)
+        assert ([name for name, _ in run.now.waits], run.now.total_steps, run.now.first_step) == (["generate"], 3, 1)
         assert run.now.memory_bytes > 1_000_000
         assert "aaaa" not in run.now.warning, "no secret"
     run.look()
@@ -256,20 +256,20 @@ def test_the_progress_of_a_session_is_written_with_its_end(tmp_path: Path) -> No
 def test_on_a_terminal_the_command_draws_the_panel_until_the_run_ends(tmp_path: Path) -> None:
     tell(tmp_path)
     record(tmp_path, 3)
-    ours, theirs = pty.openpty()
+    parent_end, child_end = pty.openpty()
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
     command = [sys.executable, "-m", "skyrl.cli", "watch", str(tmp_path)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs, stdin=theirs, env=environ)
-    os.close(theirs)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=child_end, stderr=child_end, stdin=child_end, env=environ)
+    os.close(child_end)
     seen = ""
     while not ("step 3/10" in seen and "reward" in seen):
-        seen += os.read(ours, 4096).decode(errors="replace")
+        seen += os.read(parent_end, 4096).decode(errors="replace")
     tell(tmp_path, "finished")
     try:
-        while part := os.read(ours, 4096):
+        while part := os.read(parent_end, 4096):
             seen += part.decode(errors="replace")
     except OSError:  # how a terminal ends on Linux
         pass
-    os.close(ours)
+    os.close(parent_end)
     assert process.wait() == 0
     assert f"{tmp_path}: finished" in seen

@@ -40,8 +40,8 @@ def test_a_name_is_an_estimator_with_its_settings(name: str, estimate: Any) -> N
 
 @pytest.mark.parametrize(("by_std", "good"), [(True, 0.5 / (0.5**0.5 + 1e-6)), (False, 0.5)])
 def test_grpo_divides_by_the_deviation_where_it_is_asked_to(by_std: bool, good: float) -> None:
-    found = advantage_estimator(algorithm(grpo_norm_by_std=by_std))(batch_of())  # rewards 1 and 0
-    torch.testing.assert_close(found, torch.tensor([[0.0, good, good], [0.0, -good, -good]]))
+    advantages = advantage_estimator(algorithm(grpo_norm_by_std=by_std))(batch_of())  # rewards 1 and 0
+    torch.testing.assert_close(advantages, torch.tensor([[0.0, good, good], [0.0, -good, -good]]))
 
 
 def test_advantages_that_are_not_whitened_are_plain_returns_or_distances_from_values() -> None:
@@ -63,8 +63,8 @@ def test_advantages_are_zero_outside_the_mask_whatever_was_estimated() -> None:
 
 def test_advantages_are_standardized_or_shifted_over_tokens() -> None:
     root = 10**0.5  # of 1, 3, 7 and 9: mean 5, squared distances 16, 4, 4, 16
-    found = Standardized(estimate=ones)(batch_of())
-    torch.testing.assert_close(found, torch.tensor([[0.0, -4 / root, -2 / root], [0.0, 2 / root, 4 / root]]))
+    advantages = Standardized(estimate=ones)(batch_of())
+    torch.testing.assert_close(advantages, torch.tensor([[0.0, -4 / root, -2 / root], [0.0, 2 / root, 4 / root]]))
     shifted = Normalized(estimate=ones, norm=NormConfig(mean_level="batch"))(batch_of())
     assert shifted.tolist() == [[0.0, -4.0, -2.0], [0.0, 2.0, 4.0]]
     kind = type(advantage_estimator(algorithm(advantage_batch_normalize=True)))
@@ -77,5 +77,5 @@ def test_a_critic_learns_lambda_returns_where_the_estimator_has_a_lambda_and_pla
     name: str, first: float
 ) -> None:
     batch = evolve(batch_of(), values=torch.full((2, 3), 0.5))
-    found = critic_targets(algorithm(name))(batch)  # rewards 0 and 1 at the two tokens of the first answer
-    assert found[0].tolist() == pytest.approx([0.0, first, 1.0])
+    targets = critic_targets(algorithm(name))(batch)  # rewards 0 and 1 at the two tokens of the first answer
+    assert targets[0].tolist() == pytest.approx([0.0, first, 1.0])

@@ -24,7 +24,7 @@ def course(metric: str, values: Sequence[float], **others: float) -> list[dict[s
 def raised(records: Records, *written: AlarmConfig, defaults: bool = True) -> list[tuple[int, str]]:
     """Step and name of every alarm that the records raise."""
     alarms = Alarms(alarms_of(written, defaults=defaults))
-    return [(each.step, each.name) for step, record in enumerate(records, 1) for each in alarms.look(step, record)]
+    return [(event.step, event.name) for step, record in enumerate(records, 1) for event in alarms.look(step, record)]
 
 
 ILL: dict[str, tuple[list[dict[str, float]], int]] = {
@@ -130,10 +130,10 @@ def test_a_value_at_the_bound_is_not_beyond_it(alarm: AlarmConfig, values: list[
 
 def test_a_reason_says_what_a_value_is_compared_with_where_that_is_no_bound_of_its_own() -> None:
     rises = AlarmConfig(metric="a", when="rises", threshold=2.0, window=1)
-    for alarm, said in ((above("a"), "above 1"), (rises, "above 2 (2 times the 1 of the first)")):
+    for alarm, suffix in ((above("a"), "above 1"), (rises, "above 2 (2 times the 1 of the first)")):
         alarms = Alarms(alarms_of([alarm], defaults=False))
-        found = [each.reason for step, value in enumerate([1.0, 4.0]) for each in alarms.look(step, {"a": value})]
-        assert [reason.endswith(said) for reason in found] == [True]
+        reasons = [event.reason for step, value in enumerate([1.0, 4.0]) for event in alarms.look(step, {"a": value})]
+        assert [reason.endswith(suffix) for reason in reasons] == [True]
 
 
 @pytest.mark.parametrize(("better", "values"), [("max", [0.0, 1.0, 3.0, 1.0]), ("min", [3.0, 2.0, 0.0, 2.0])])
@@ -169,15 +169,19 @@ def test_a_default_alarm_is_changed_by_its_name_and_left_out_where_it_is_off() -
 def test_state_taken_anywhere_and_given_to_a_new_alarm_changes_nothing(name: str) -> None:
     records, _ = ILL[name]
     records = [*records, *records]
-    whole = raised(records)
+    expected = raised(records)
     for cut in range(len(records)):
         before, after = Alarms(alarms_of((), defaults=True)), Alarms(alarms_of((), defaults=True))
-        found = [(each.step, each.name) for n, record in enumerate(records[:cut], 1) for each in before.look(n, record)]
-        after.load_state(json.loads(json.dumps(before.state())))
-        found += [
-            (each.step, each.name) for n, record in enumerate(records[cut:], cut + 1) for each in after.look(n, record)
+        events = [
+            (event.step, event.name) for n, record in enumerate(records[:cut], 1) for event in before.look(n, record)
         ]
-        assert found == whole
+        after.load_state(json.loads(json.dumps(before.state())))
+        events += [
+            (event.step, event.name)
+            for n, record in enumerate(records[cut:], cut + 1)
+            for event in after.look(n, record)
+        ]
+        assert events == expected
 
 
 def test_the_state_of_another_condition_is_left_aside() -> None:

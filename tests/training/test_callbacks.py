@@ -106,7 +106,7 @@ async def test_a_request_is_granted_once_at_the_end_of_the_step(
     hearing = Hearing({(event, step): requests})
     world = World(evolve(NOTHING, ckpt_interval=interval), 3, callbacks=all_of(hearing))
     await world.loop.run()
-    assert [each for each in hearing.heard if each.startswith(("evaluate", "save"))] == [
+    assert [event for event in hearing.heard if event.startswith(("evaluate", "save"))] == [
         *heard,
         *(["save 3"] if interval > 0 and "should_training_stop" not in requests else []),
     ]
@@ -126,16 +126,16 @@ async def test_a_stop_of_an_evaluation_is_in_the_checkpoint_of_its_step_until_th
 async def test_the_state_of_a_callback_is_given_back_on_resume() -> None:
     config = evolve(NOTHING, ckpt_interval=2)
     await (first := World(config, 3, callbacks=all_of(Hearing()))).loop.run()
-    again, whole = Hearing(), Hearing()
-    second = World(config, 3, callbacks=all_of(again))
+    resumed, uninterrupted = Hearing(), Hearing()
+    second = World(config, 3, callbacks=all_of(resumed))
     second.loop.load_state(first.saved[2])
-    assert again.heard == ["train_begin 0", "step_begin 0", "step_end 1", "step_begin 1", "step_end 2"]
+    assert resumed.heard == ["train_begin 0", "step_begin 0", "step_end 1", "step_begin 1", "step_end 2"]
     await second.loop.run()
-    await World(config, 3, callbacks=all_of(whole)).loop.run()
-    assert [each for each in again.heard if each != "train_begin 2"] == [
-        each
-        for each in whole.heard
-        if each != "save 2"  # which follows the checkpoint that it is about
+    await World(config, 3, callbacks=all_of(uninterrupted)).loop.run()
+    assert [event for event in resumed.heard if event != "train_begin 2"] == [
+        event
+        for event in uninterrupted.heard
+        if event != "save 2"  # which follows the checkpoint that it is about
     ]
 
 
@@ -201,10 +201,10 @@ def test_a_state_that_is_not_plain_data_is_refused(state: dict[str, Any]) -> Non
 
 
 def test_the_state_of_a_callback_that_is_gone_is_reported() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     stored = all_of(Hearing(), Callback()).state()
-    Callbacks({}, say=said.append).load_state(stored)
-    assert said == ["The checkpoint has the state of the callback a, which this run does not have."]
+    Callbacks({}, say=messages.append).load_state(stored)
+    assert messages == ["The checkpoint has the state of the callback a, which this run does not have."]
 
 
 USABLE = """
@@ -247,5 +247,5 @@ def test_what_is_no_callback_is_refused_with_the_field(tmp_path: Path, source: s
 
 def test_objects_of_one_class_have_different_names() -> None:
     names = [*callbacks_by_name([], [Hearing(), Hearing(), Callback()], field="callbacks")]
-    here = f"{__name__}:Hearing"
-    assert names == [here, f"{here} 2", "skyrl.training.callbacks:Callback"]
+    path = f"{__name__}:Hearing"
+    assert names == [path, f"{path} 2", "skyrl.training.callbacks:Callback"]

@@ -73,8 +73,8 @@ def test_answers_that_are_cut_off_are_no_error_if_the_filter_of_equal_rewards_le
     second: float, is_filtered: bool
 ) -> None:
     rows = [
-        evolve(trajectory((5,), (7,), reward, place, mask=0), stop_reason="length")
-        for place, reward in enumerate((0.0, second))
+        evolve(trajectory((5,), (7,), reward, index, mask=0), stop_reason="length")
+        for index, reward in enumerate((0.0, second))
     ]
     if is_filtered:
         assert not collate([group(*rows)], equal_rewards_are_silent=True).loss_mask.any()
@@ -119,8 +119,8 @@ def test_rows_have_the_baseline_of_their_prompt_where_every_prompt_has_one() -> 
 
 
 def test_the_largest_ids_and_the_bits_of_log_probabilities_arrive() -> None:
-    one = evolve(trajectory((2**31, 5), (2**40, 1), 1.0), loss_mask=(1, 0), rollout_logprobs=(-0.1, 0.0))
-    batch = collate([group(one)])
+    sample = evolve(trajectory((2**31, 5), (2**40, 1), 1.0), loss_mask=(1, 0), rollout_logprobs=(-0.1, 0.0))
+    batch = collate([group(sample)])
     assert batch.input_ids.tolist() == [[2**31, 5, 2**40, 1]]
     assert batch.loss_mask.tolist() == [[False, False, True, False]]
     assert batch.rollout_logprobs is not None
@@ -128,14 +128,14 @@ def test_the_largest_ids_and_the_bits_of_log_probabilities_arrive() -> None:
 
 
 def test_a_rollout_may_give_arrays_and_lists() -> None:
-    given = trajectory((5, 6), (7, 8), 1.0)
+    original = trajectory((5, 6), (7, 8), 1.0)
     makers: tuple[Any, ...] = (np.array, list)
     for make in makers:
         other = evolve(
-            given,
-            response_ids=make(given.response_ids),
-            loss_mask=make(given.loss_mask),
-            rollout_logprobs=make(given.rollout_logprobs),
+            original,
+            response_ids=make(original.response_ids),
+            loss_mask=make(original.loss_mask),
+            rollout_logprobs=make(original.rollout_logprobs),
         )
         batch = collate([group(other)])
         assert batch.input_ids.tolist() == [[5, 6, 7, 8]]

@@ -17,7 +17,7 @@ def group(*samples: tuple[str | None, float], filled: int = 0) -> TrajectoryGrou
     rows = [
         Trajectory(
             prompt_id="p",
-            sample_index=place,
+            sample_index=index,
             prompt_ids=(1,),
             response_ids=(2,),
             loss_mask=(1,),
@@ -26,9 +26,9 @@ def group(*samples: tuple[str | None, float], filled: int = 0) -> TrajectoryGrou
             rewards=(TurnReward(token=0, reward=reward),),
             stop_reason="stop",
             answer=answer,
-            filled=place >= len(samples) - filled,
+            filled=index >= len(samples) - filled,
         )
-        for place, (answer, reward) in enumerate(samples)
+        for index, (answer, reward) in enumerate(samples)
     ]
     return TrajectoryGroup(prompt=prompt, trajectories=tuple(rows))
 
@@ -36,7 +36,7 @@ def group(*samples: tuple[str | None, float], filled: int = 0) -> TrajectoryGrou
 @pytest.mark.parametrize("samples", range(1, 8))
 def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_with_a_right_one(samples: int) -> None:
     for right in range(samples + 1):
-        outcomes = [place < right for place in range(samples)]
+        outcomes = [index < right for index in range(samples)]
         for k in range(1, samples + 1):
             brute = fmean(any(chosen) for chosen in combinations(outcomes, k))
             assert pass_at_k(samples, right, k) == pytest.approx(brute, abs=1e-12)
@@ -58,8 +58,8 @@ def test_errors_of_single_samples_are_the_usual_ones_and_copies_of_a_sample_do_n
 
 def test_an_evaluation_of_two_prompts_by_hand() -> None:
     """Rewards are positive for 2 of 4 samples, and for 0 of 4. pass@2 of the first: 1 - C(2, 2) / C(4, 2) = 5 / 6."""
-    found = scores([group(("7", 1.0), ("8", 0.0), ("8", 0.0), (None, 0.2)), group(*[("1", 0.0)] * 4)], 4)
-    assert found == pytest.approx(
+    metrics = scores([group(("7", 1.0), ("8", 0.0), ("8", 0.0), (None, 0.2)), group(*[("1", 0.0)] * 4)], 4)
+    assert metrics == pytest.approx(
         {
             "avg_score": 0.15,
             "avg_score_stderr": 0.15,  # means 0.3 and 0: their standard deviation over sqrt(2)
@@ -80,14 +80,14 @@ def test_an_evaluation_of_two_prompts_by_hand() -> None:
 
 
 def test_one_sample_of_one_prompt_has_no_error_and_no_votes_where_its_task_reads_no_answers() -> None:
-    found = scores([group((None, 1.0))], 1)
-    assert found == dict.fromkeys(("avg_score", "accuracy", "mean_positive_reward", "best_at_1", "pass_at_1"), 1.0)
+    metrics = scores([group((None, 1.0))], 1)
+    assert metrics == dict.fromkeys(("avg_score", "accuracy", "mean_positive_reward", "best_at_1", "pass_at_1"), 1.0)
 
 
 def test_a_sample_that_stands_in_for_another_counts_once() -> None:
-    found = scores([group(("7", 1.0), ("8", 0.0), ("7", 1.0), filled=1)], 3)
-    assert (found["avg_score"], found["maj_at_3"]) == (0.5, 0.5)
-    assert "pass_at_3" not in found
+    metrics = scores([group(("7", 1.0), ("8", 0.0), ("7", 1.0), filled=1)], 3)
+    assert (metrics["avg_score"], metrics["maj_at_3"]) == (0.5, 0.5)
+    assert "pass_at_3" not in metrics
 
 
 def test_the_share_of_a_single_prompt_counts_as_one_sample() -> None:
@@ -128,6 +128,6 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
         chances = [random.betavariate(1.2, 0.8) for _ in range(40)]
         right = [[float(random.random() < chance) for _ in range(4)] for chance in chances]
         rewards = [[random.gauss(center, 1) for _ in range(4)] for center in (random.gauss(2, 1) for _ in range(40))]
-        for place, (truth, (low, high)) in enumerate([(0.6, share_interval(right)), (2.0, mean_interval(rewards))]):
-            covered[place] += low <= truth <= high
+        for index, (truth, (low, high)) in enumerate([(0.6, share_interval(right)), (2.0, mean_interval(rewards))]):
+            covered[index] += low <= truth <= high
     assert all(0.92 <= count / 400 <= 0.98 for count in covered), covered

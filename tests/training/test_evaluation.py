@@ -36,22 +36,24 @@ async def evaluate(dump: Path | None = None, **fails: int) -> Metrics:
     FAILED.clear()
     prompts = [prompt(TOKENIZER, "tests-fails-first", name=name, fails=times) for name, times in fails.items()]
     config = GeneratorConfig(eval_n_samples_per_prompt=2, eval_sampling_params=SamplingParams())
-    made = generator(Says(TOKENIZER, ["1"], ["0"]), TOKENIZER, SkyRLGymConfig(max_attempts=3, max_failed_share=0.3))
-    evaluation = Evaluation(prompts, made, config, batch_size=1, dump_folder=dump, decode=TOKENIZER.decode)
+    gym_generator = generator(
+        Says(TOKENIZER, ["1"], ["0"]), TOKENIZER, SkyRLGymConfig(max_attempts=3, max_failed_share=0.3)
+    )
+    evaluation = Evaluation(prompts, gym_generator, config, batch_size=1, dump_folder=dump, decode=TOKENIZER.decode)
     return await evaluation.run(4)
 
 
 async def test_an_environment_that_fails_once_ends_no_small_evaluation_and_is_reported() -> None:
-    found = await evaluate(a=1, b=0)
-    assert found["eval/all/avg_score"] == 0.5
-    assert (found["eval/failures"], found["eval/failures_raised"], found["eval/replaced_samples"]) == (1, 1, 1)
-    assert "eval/dropped_groups" not in found
+    metrics = await evaluate(a=1, b=0)
+    assert metrics["eval/all/avg_score"] == 0.5
+    assert (metrics["eval/failures"], metrics["eval/failures_raised"], metrics["eval/replaced_samples"]) == (1, 1, 1)
+    assert "eval/dropped_groups" not in metrics
 
 
 async def test_a_prompt_that_fails_for_good_has_no_score_and_is_counted() -> None:
-    found = await evaluate(a=6, b=0, c=0, d=0, e=0, f=0, g=0, h=0, i=0, j=0)
-    assert found["eval/dropped_groups"] == 1
-    assert found["eval/all/avg_score"] == 0.5
+    metrics = await evaluate(a=6, b=0, c=0, d=0, e=0, f=0, g=0, h=0, i=0, j=0)
+    assert metrics["eval/dropped_groups"] == 1
+    assert metrics["eval/all/avg_score"] == 0.5
 
 
 async def test_an_evaluation_draws_as_many_samples_as_its_own_settings_say() -> None:
@@ -64,13 +66,18 @@ async def test_an_evaluation_draws_as_many_samples_as_its_own_settings_say() -> 
         eval_n_samples_per_prompt=3,
         eval_sampling_params=SamplingParams(temperature=0.25, max_generate_length=7),
     )
-    asked = prompt(TOKENIZER, "tests-fails-first", name="a", fails=0)
+    task_prompt = prompt(TOKENIZER, "tests-fails-first", name="a", fails=0)
     evaluation = Evaluation(
-        [asked, asked], generator(engine, TOKENIZER), config, batch_size=2, dump_folder=None, decode=TOKENIZER.decode
+        [task_prompt, task_prompt],
+        generator(engine, TOKENIZER),
+        config,
+        batch_size=2,
+        dump_folder=None,
+        decode=TOKENIZER.decode,
     )
-    found = await evaluation.run(4)
-    assert found["eval/all/avg_score"] == pytest.approx(1 / 3)
-    assert found["eval/all/pass_at_3"] == 1.0
+    metrics = await evaluation.run(4)
+    assert metrics["eval/all/avg_score"] == pytest.approx(1 / 3)
+    assert metrics["eval/all/pass_at_3"] == 1.0
     drawn = [(request.sampling.temperature, request.sampling.max_generate_length) for request in engine.requests]
     assert set(drawn) == {(0.25, 7)}
     assert sum(len(request.keys) for request in engine.requests) == 6
@@ -91,9 +98,9 @@ async def test_an_evaluation_in_which_everything_fails_stops_with_the_reason() -
 
 
 async def test_an_evaluation_is_scored_for_each_source_and_written_down(tmp_path: Path) -> None:
-    found = await evaluate(tmp_path, a=0, b=0)
-    assert found["eval/default/pass_at_2"] == found["eval/all/best_at_2"] == 1.0
-    assert found["eval/all/maj_at_2"] == 0.5
+    metrics = await evaluate(tmp_path, a=0, b=0)
+    assert metrics["eval/default/pass_at_2"] == metrics["eval/all/best_at_2"] == 1.0
+    assert metrics["eval/all/maj_at_2"] == 0.5
     folder = tmp_path / "global_step_4_evals"
-    assert json.loads((folder / "aggregated_results.jsonl").read_text()) == found
+    assert json.loads((folder / "aggregated_results.jsonl").read_text()) == metrics
     assert len((folder / "default.jsonl").read_text().splitlines()) == 4

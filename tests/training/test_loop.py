@@ -33,11 +33,11 @@ class World:
         self.seconds_left, self.stop_at, self.reason = math.inf, math.inf, ""
         self.version, self.taken, self.looks = 0, 0, 0
         self.tokens, self.position = "tokens", self
-        given = Hooks(evaluate=self.evaluate, export=self.export, refresh_reference=self.refresh)
+        defaults = Hooks(evaluate=self.evaluate, export=self.export, refresh_reference=self.refresh)
         self.loop = TrainingLoop(
             config,
             self,
-            evolve(given, **hooks),
+            evolve(defaults, **hooks),
             total_steps=total_steps,
             tracker=self,  # type: ignore[arg-type]  # a stand-in
             clock=Clock(),
@@ -125,8 +125,8 @@ class World:
     def request_before_deadline(self) -> None:
         self.reason = "deadline"
 
-    def stopped(self, what: str) -> Stopped:
-        return Stopped(f"{self.reason}. {what}", 75)
+    def stopped(self, details: str) -> Stopped:
+        return Stopped(f"{self.reason}. {details}", 75)
 
     def interruptible(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -164,8 +164,8 @@ async def test_what_nobody_asked_for_does_not_happen() -> None:
     world = World(NOTHING, 2, evaluate=None, refresh_reference=None)
     await world.loop.run()
     assert world.events == ["begin 0", "log 0", "batch 1", "log 1", "batch 2", "log 2", "finish"]
-    asked = evolve(NOTHING, eval_before_train=True, eval_interval=1, update_ref_every_epoch=True)
-    world = World(asked, 2, evaluate=None, refresh_reference=None)
+    config = evolve(NOTHING, eval_before_train=True, eval_interval=1, update_ref_every_epoch=True)
+    world = World(config, 2, evaluate=None, refresh_reference=None)
     await world.loop.run()
     assert "timing/eval" not in world.records[2] and "timing/update_ref_with_policy" not in world.records[2]
 
@@ -290,17 +290,17 @@ async def test_a_resumed_run_makes_up_for_the_evaluation_that_was_interrupted() 
         await world.loop.run()
     state = world.saved[1]
     assert (state["version"], state["taken"], state["unrecorded"]["loss"]) == (1, 1, 0.5)
-    again = World(config, 2)
-    again.loop.load_state(state)
-    await again.loop.run()
-    assert again.events == [
+    resumed = World(config, 2)
+    resumed.loop.load_state(state)
+    await resumed.loop.run()
+    assert resumed.events == [
         *("load batch 1, shaping 1", "begin 1", "evaluate 1", "log 1"),
         *("batch 2", "evaluate 2", "log 2", "save 2", "finish"),
     ]
-    assert again.records[2]["timing/all_steps"] > state["seconds"] > 0
-    assert again.loop.state()["unrecorded"] is None
-    again.loop.load_state({name: value for name, value in state.items() if name != "seconds"})  # of an older release
-    assert again.loop.state()["seconds"] == 0.0
+    assert resumed.records[2]["timing/all_steps"] > state["seconds"] > 0
+    assert resumed.loop.state()["unrecorded"] is None
+    resumed.loop.load_state({name: value for name, value in state.items() if name != "seconds"})  # of an older release
+    assert resumed.loop.state()["seconds"] == 0.0
 
 
 async def test_a_step_that_was_cut_off_is_begun_again_with_its_own_batch() -> None:

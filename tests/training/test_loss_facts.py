@@ -63,16 +63,16 @@ def test_a_loss_reads_the_logprobs_that_the_table_has_for_it(algorithm: Algorith
 
 @EVERY_LOSS
 def test_a_loss_reads_the_fields_that_the_table_has_for_it(algorithm: AlgorithmConfig) -> None:
-    made = policy_loss(algorithm)
-    read = {name for name, value in CHANGED.items() if policy_loss(evolve_at(algorithm, name, value)) != made}
+    loss = policy_loss(algorithm)
+    read = {name for name, value in CHANGED.items() if policy_loss(evolve_at(algorithm, name, value)) != loss}
     assert read == set(loss_facts(algorithm).fields)
 
 
 @EVERY_LOSS
 def test_a_loss_has_the_table_that_the_facts_name(algorithm: AlgorithmConfig) -> None:
     tables = {facts.table for facts in POLICY_LOSSES.values()} - {""}
-    made = policy_loss(algorithm)
-    changed = {name for name in tables if policy_loss(evolve_at(algorithm, name, other(algorithm, name))) != made}
+    loss = policy_loss(algorithm)
+    changed = {name for name in tables if policy_loss(evolve_at(algorithm, name, other(algorithm, name))) != loss}
     assert changed == {loss_facts(algorithm).table} - {""}
 
 
@@ -97,11 +97,11 @@ def test_a_loss_vanishes_without_advantage_where_the_table_says_so(algorithm: Al
 def test_an_estimator_reads_the_fields_that_the_table_has_for_it(name: str) -> None:
     algorithm = AlgorithmConfig(advantage_estimator=name)
     changes = {"grpo_norm_by_std": False, "gamma": 0.5, "lambd": 0.5, "whiten_advantages": False}
-    made = repr(advantage_estimator(algorithm))
+    estimator_repr = repr(advantage_estimator(algorithm))
     read = {
         field
         for field, value in changes.items()
-        if repr(advantage_estimator(evolve_at(algorithm, field, value))) != made
+        if repr(advantage_estimator(evolve_at(algorithm, field, value))) != estimator_repr
     }
     assert read == set(estimator_facts(algorithm).fields)
 
@@ -146,7 +146,7 @@ class OwnEstimator:
 @pytest.fixture
 def registered() -> Iterator[None]:
     registries: tuple[Mapping[str, Any], ...] = (PolicyLossRegistry._own, AdvantageEstimatorRegistry._own)
-    before = [dict(each) for each in registries]
+    before = [dict(registry) for registry in registries]
     PolicyLossRegistry.register("own", Own)
     AdvantageEstimatorRegistry.register("own", OwnEstimator)
     yield

@@ -133,10 +133,10 @@ def test_a_step_is_described_as_by_hand() -> None:
 
 
 def test_groups_whose_answers_are_worth_the_same_are_counted() -> None:
-    found = describe(ALIKE)
-    assert found["reward/zero_variance_groups"] == pytest.approx(2 / 3)
-    assert found["reward/avg_pass_at_2"] == pytest.approx(2 / 3)
-    assert found["reward/mean_positive_reward"] == pytest.approx(5 / 6)  # of 0, 0, 2, 2, 1 and 0
+    metrics = describe(ALIKE)
+    assert metrics["reward/zero_variance_groups"] == pytest.approx(2 / 3)
+    assert metrics["reward/avg_pass_at_2"] == pytest.approx(2 / 3)
+    assert metrics["reward/mean_positive_reward"] == pytest.approx(5 / 6)  # of 0, 0, 2, 2, 1 and 0
 
 
 def test_where_every_group_was_dropped_only_failures_are_counted() -> None:
@@ -180,9 +180,11 @@ def test_advantages_of_a_batch_without_a_token_to_train_on_are_zero() -> None:
 def test_the_positive_reward_is_that_of_each_turn(rewards: tuple[float, ...], positive: float) -> None:
     """SkyRL takes the positive part of each token's reward, then the sum: not of the answer's total."""
     row = answer("1" * 8)
-    together = evolve(row, rewards=tuple(TurnReward(token=token, reward=each) for token, each in enumerate(rewards)))
+    together = evolve(
+        row, rewards=tuple(TurnReward(token=token, reward=reward) for token, reward in enumerate(rewards))
+    )
     apart = evolve(together, earlier=(evolve(EARLIER, rewards=together.rewards[:1]),), rewards=together.rewards[1:])
-    for one in (together, apart):
-        groups = [group(one, row)]
+    for variant in (together, apart):
+        groups = [group(variant, row)]
         assert describe(groups)["reward/mean_positive_reward"] == positive / 2
         assert scores(groups, 2)["mean_positive_reward"] == positive / 2

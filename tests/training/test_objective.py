@@ -115,7 +115,7 @@ def test_one_row_without_an_advantage_is_watched_for_thirty_two_that_are_learned
     learned: int, left_out: int, sample: list[int]
 ) -> None:
     count = learned + left_out
-    one = torch.arange(count) < learned
+    is_learned = torch.arange(count) < learned
     lengths = 2 + torch.arange(count) % 3
     batch = TrainingBatch(
         input_ids=torch.arange(count).unsqueeze(1).expand(count, 4),
@@ -124,7 +124,7 @@ def test_one_row_without_an_advantage_is_watched_for_thirty_two_that_are_learned
         rollout_logprobs=None,
         rewards=torch.zeros(count, 4),
         groups=torch.zeros(count, dtype=torch.long),
-        advantages=one.float().unsqueeze(1).expand(count, 4),
+        advantages=is_learned.float().unsqueeze(1).expand(count, 4),
     )
     objective = PolicyObjective(policy_loss=likelihood, vanishes_without_advantage=True)
     watched = objective.watched(batch)

@@ -55,16 +55,16 @@ def batch() -> TrainingBatch:
     )
 
 
-def descent(made: PolicyObjective, *cuts: int) -> tuple[float, torch.Tensor]:
+def descent(policy_objective: PolicyObjective, *cuts: int) -> tuple[float, torch.Tensor]:
     """Loss and gradient of a mini-batch that is cut at these rows."""
     weighed = batch()
-    weighed = weighed.with_fields(loss_weights=made.reduction(weighed))
+    weighed = weighed.with_fields(loss_weights=policy_objective.reduction(weighed))
     assert weighed.old_logprobs is not None
     logprobs = (weighed.old_logprobs.cos() - 1.5).requires_grad_()
     total = torch.zeros(())
     for start, stop in zip((0, *cuts), (*cuts, len(weighed)), strict=True):
         part = weighed.rows(start, stop)
-        total = total + made(logprobs[start:stop, : part.input_ids.shape[1]], part)[0]
+        total = total + policy_objective(logprobs[start:stop, : part.input_ids.shape[1]], part)[0]
     total.backward()
     assert logprobs.grad is not None
     return total.item(), logprobs.grad
@@ -79,11 +79,11 @@ WORKS = [
 
 @pytest.mark.parametrize(("loss", "reduction"), WORKS)
 def test_micro_batches_do_not_change_the_loss_of_a_mini_batch(loss: str, reduction: str) -> None:
-    made = objective(loss, reduction)
-    whole, slope = descent(made)
+    policy_objective = objective(loss, reduction)
+    expected, slope = descent(policy_objective)
     for cuts in ((3,), (2, 3), (1, 4)):  # (3, 4) of the last is a row without a trained token, alone
-        value, gradient = descent(made, *cuts)
-        assert value == pytest.approx(whole, rel=1e-4)
+        value, gradient = descent(policy_objective, *cuts)
+        assert value == pytest.approx(expected, rel=1e-4)
         torch.testing.assert_close(gradient, slope)
     assert slope[~batch().loss_mask].eq(0).all() and slope[batch().loss_mask].ne(0).any()
 
@@ -99,10 +99,10 @@ SAME = [
 @pytest.mark.parametrize(("loss", "reduction", "same"), SAME)
 def test_a_loss_of_another_system_equals_the_built_in_one(loss: str, reduction: str, same: str) -> None:
     clips = {"eps_clip_low": 0.1, "eps_clip_high": 0.3}
-    found, slope = descent(objective(loss, reduction, **clips), 2)
-    expected, wanted = descent(objective(same, reduction, **clips))
-    assert found == pytest.approx(expected, rel=1e-4)
-    torch.testing.assert_close(slope, wanted)
+    value, slope = descent(objective(loss, reduction, **clips), 2)
+    expected, expected_slope = descent(objective(same, reduction, **clips))
+    assert value == pytest.approx(expected, rel=1e-4)
+    torch.testing.assert_close(slope, expected_slope)
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def test_an_estimator_of_another_system_equals_the_built_in_one(
     estimator: str, same: str, settings: dict[str, Any]
 ) -> None:
     rows = batch().select(torch.tensor([0, 1, 2, 4, 5]))
-    found, expected = (
+    advantages, expected = (
         advantage_estimator(AlgorithmConfig(advantage_estimator=path(name), **settings))(rows)
         for name in (estimator, same)
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(advantages, expected)
 
 
 REFUSED = {
@@ -159,8 +159,8 @@ def test_what_cannot_be_called_or_split_is_refused(name: str) -> None:
 
 
 def test_a_mean_by_answer_is_right_where_that_is_the_reduction() -> None:
-    made = objective("always_by_answer", "sequence_mean")
-    assert descent(made, 3)[0] == pytest.approx(descent(made)[0], rel=1e-4)
+    policy_objective = objective("always_by_answer", "sequence_mean")
+    assert descent(policy_objective, 3)[0] == pytest.approx(descent(policy_objective)[0], rel=1e-4)
 
 
 def test_parameters_tell_what_a_function_reads() -> None:
@@ -172,8 +172,8 @@ def test_parameters_tell_what_a_function_reads() -> None:
 
 
 def test_an_objective_reaches_another_process_with_its_loss() -> None:
-    made = objective("verl_vanilla")
-    assert descent(pickle.loads(pickle.dumps(made)), 2)[0] == descent(made, 2)[0]
+    policy_objective = objective("verl_vanilla")
+    assert descent(pickle.loads(pickle.dumps(policy_objective)), 2)[0] == descent(policy_objective, 2)[0]
 
 
 @pytest.mark.sampled(5)
@@ -196,8 +196,8 @@ def test_it_trains(nano: Path, tmp_path: Path, loss: str, estimator: str) -> Non
     assert any(own & row.keys() for row in steps)
 
 
-@pytest.mark.parametrize(("name", "found"), [("counts_padding", 1), ("verl_vanilla", 0)])
-def test_it_is_tried_before_the_start(nano: Path, tmp_path: Path, name: str, found: int) -> None:
+@pytest.mark.parametrize(("name", "count"), [("counts_padding", 1), ("verl_vanilla", 0)])
+def test_it_is_tried_before_the_start(nano: Path, tmp_path: Path, name: str, count: int) -> None:
     run = config(nano, tmp_path, trainer__algorithm__policy_loss_type=path(name))
     problems = list(custom_algorithms_can_be_called(run))
-    assert [problem.path for problem in problems] == ["trainer.algorithm.policy_loss_type"] * found
+    assert [problem.path for problem in problems] == ["trainer.algorithm.policy_loss_type"] * count

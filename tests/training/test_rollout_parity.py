@@ -24,7 +24,7 @@ Metrics = dict[str, float]
 
 def parity(*results: Metrics, bound: float | None = 0.1, versions: tuple[int, ...] = (3,)) -> list[Metrics]:
     """What is left of the metrics of each update, where the first one of each version follows a batch of samples."""
-    found, queue = [], list(results)
+    metrics, queue = [], list(results)
     compared = RolloutParity(bound)
 
     async def forward_backward(batch: TrainingBatch, objective: Objective) -> Metrics:
@@ -35,10 +35,10 @@ def parity(*results: Metrics, bound: float | None = 0.1, versions: tuple[int, ..
             compared.sampled((), version)
             for _ in range(len(results) // len(versions)):
                 batch: Any = None
-                found.append(await compared.around(forward_backward)(batch, batch))
+                metrics.append(await compared.around(forward_backward)(batch, batch))
 
     asyncio.run(steps())
-    return found
+    return metrics
 
 
 def of(engine: int, mean: float, tokens: int) -> Metrics:
@@ -78,26 +78,26 @@ def test_a_run_whose_learner_scores_otherwise_compares_nothing() -> None:
 
 def test_distances_are_added_up_for_each_engine_over_rows_and_ranks() -> None:
     distance, engines = torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([0, 1, 0, -1])
-    one = by_engine(distance, engines, (0, 1))
-    assert {name: value.item() for name, value in one.items()} == {
+    distances = by_engine(distance, engines, (0, 1))
+    assert {name: value.item() for name, value in distances.items()} == {
         "parity/0/nats": 5.0,
         "parity/0/tokens": 2.0,
         "parity/1/nats": 2.0,
         "parity/1/tokens": 1.0,
     }
-    ranks = [{name: value.item() for name, value in one.items()}, of(2, 3.0, 4)]  # a rank has no row of engine 0
-    whole = merge_metrics([RankMetrics(sums=sums, moments={}) for sums in ranks])
-    assert whole.metrics() == ranks[0] | ranks[1]
+    ranks = [{name: value.item() for name, value in distances.items()}, of(2, 3.0, 4)]  # a rank has no row of engine 0
+    merged = merge_metrics([RankMetrics(sums=sums, moments={}) for sums in ranks])
+    assert merged.metrics() == ranks[0] | ranks[1]
 
 
 def test_rows_of_older_weights_and_of_unknown_engines_are_not_compared() -> None:
     tokens: dict[str, Any] = {"prompt_ids": (1,), "response_ids": (2, 3), "loss_mask": (1, 1)}
     tokens["rollout_logprobs"] = (-1.0, -1.0)
-    whole, older, mixed, unknown = (
+    current, older, mixed, unknown = (
         evolve(answer("11", 0.0), **tokens, weight_versions=versions, engines=engines)
         for versions, engines in (((4, 4), (2, 2)), ((3, 3), (2, 2)), ((3, 4), (2, 2)), ((4, 4), ()))
     )
-    batch = collate([group(whole, older, mixed, unknown)], 4)
+    batch = collate([group(current, older, mixed, unknown)], 4)
     assert batch.engines is not None
     assert batch.engines.tolist() == [[-1, 2, 2], [-1, -1, -1], [-1, -1, -1], [-1, -1, -1]]
     assert collate([group(older, unknown)], 4).engines is None

@@ -41,8 +41,8 @@ def marked() -> TrainingBatch:
 
 def assert_with_their_rows(rows: TrainingBatch) -> None:
     """Each row has the images that it began with."""
-    whole = marked()
-    counts = {int(ids[0]): n for ids, n in zip(whole.input_ids, COUNTS, strict=True)}
+    full_batch = marked()
+    counts = {int(ids[0]): n for ids, n in zip(full_batch.input_ids, COUNTS, strict=True)}
     assert len(counts) == 6
     for ids, own in zip(rows.input_ids, images(rows), strict=True):
         assert own.shape == (counts[int(ids[0])], 2, 3)
@@ -55,16 +55,16 @@ WAYS: dict[str, Any] = {
     "cut by answers": lambda rows: list(rows.split_by_answers(4)),
     "dealt to ranks": lambda rows: deal(rows, 2),
     "dealt where the last row is repeated": lambda rows: deal(rows, 4),
-    "cut by a budget": lambda rows: [each for _, each in micro_batches(TokenBudget(tokens=20).plan([rows])[0], 2)],
+    "cut by a budget": lambda rows: [part for _, part in micro_batches(TokenBudget(tokens=20).plan([rows])[0], 2)],
     "on a device": lambda rows: [rows.to("cpu")],
     "with more fields": lambda rows: [rows.with_fields(values=torch.zeros(rows.input_ids.shape)).with_selected()],
     "sent": lambda rows: [pickle.loads(pickle.dumps(rows))],
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_extras_stay_with_their_rows(way: str) -> None:
-    parts = WAYS[way](marked())
+@pytest.mark.parametrize("operation", WAYS)
+def test_extras_stay_with_their_rows(operation: str) -> None:
+    parts = WAYS[operation](marked())
     assert sum(len(part) for part in parts) in (3, 6, 8)
     for part in parts:
         assert_with_their_rows(part)
@@ -98,7 +98,7 @@ PIXELS = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
 
 def sampled(*carried: dict[str, RowArray]) -> TrajectoryGroup:
     """A group whose samples carry these."""
-    rows = [evolve(trajectory((5,), (7,), 1.0, number), extras=each) for number, each in enumerate(carried)]
+    rows = [evolve(trajectory((5,), (7,), 1.0, number), extras=extras) for number, extras in enumerate(carried)]
     return group(*rows)
 
 
@@ -113,9 +113,9 @@ def test_samples_carry_arrays_into_the_batch_and_a_sample_without_any_carries_no
 def test_samples_of_a_checkpoint_or_recording_carry_the_same_numbers(dtype: str) -> None:
     values = np.array([[1, 0], [0, 1], [1, 1]]).astype(dtype)[::-1]  # a view with strides
     kept = sampled({"some": RowArray.of(values), "none": RowArray.of(values[:0])})
-    again = group_of(json.loads(json.dumps(as_object(kept))))
-    assert again == kept
-    extras = collate([again]).extras
+    restored = group_of(json.loads(json.dumps(as_object(kept))))
+    assert restored == kept
+    extras = collate([restored]).extras
     assert torch.equal(extras["some"].values, torch.from_numpy(values.copy()))
     assert (extras["none"].values.shape, extras["none"].values.dtype) == ((0, 2), getattr(torch, dtype))
 

@@ -20,8 +20,8 @@ from tests.training.batches import batch_of
 def shaped(**settings: Any) -> list[list[float]]:
     """The rewards 1 and 0 of two answers of two tokens."""
     rewards, _ = reward_shaping(AlgorithmConfig(reward_shaping=RewardShapingConfig(**settings)))(batch_of())
-    found: list[list[float]] = rewards.tolist()
-    return found
+    values: list[list[float]] = rewards.tolist()
+    return values
 
 
 def test_without_shaping_rewards_stay_where_they_are() -> None:
@@ -54,10 +54,10 @@ def test_the_kl_penalty_is_taken_from_each_token_and_its_weight_is_kept() -> Non
     assert batch.rollout_logprobs is not None
     ref = batch.rollout_logprobs - 0.2  # k1 is 0.2 at every token
     shaping = reward_shaping(algorithm)
-    rewards, said = shaping(batch.with_fields(old_logprobs=batch.rollout_logprobs, ref_logprobs=ref))
+    rewards, metrics = shaping(batch.with_fields(old_logprobs=batch.rollout_logprobs, ref_logprobs=ref))
     expected = torch.tensor([[0.0, -0.1, 0.9], [0.0, -0.1, -0.1]])
     torch.testing.assert_close(rewards, expected)
-    assert said["loss/avg_kl"] == pytest.approx(0.2)
+    assert metrics["loss/avg_kl"] == pytest.approx(0.2)
     assert shaping.state() == {"kl_coef": 0.5}
 
 
@@ -71,8 +71,8 @@ def test_the_adaptive_weight_follows_the_mean_over_answers_and_their_number() ->
     old = torch.tensor([[9.0, -0.4, -0.6], [9.0, 9.0, -0.2]])
     ref = torch.tensor([[0.0, -0.8, -0.8], [0.0, 0.0, -0.8]])
     shaping = reward_shaping(algorithm)
-    rewards, said = shaping(batch.with_fields(old_logprobs=old, ref_logprobs=ref))
-    assert {name: pytest.approx(value) for name, value in said.items()} == {
+    rewards, metrics = shaping(batch.with_fields(old_logprobs=old, ref_logprobs=ref))
+    assert {name: pytest.approx(value) for name, value in metrics.items()} == {
         "loss/avg_kl": 0.45,
         "loss/avg_kl_max": 0.5,
         "loss/kl_loss_coef": 0.5,
@@ -86,19 +86,19 @@ def conversation(rng: random.Random, index: int, *, apart: bool) -> Trajectory:
     prompt = tuple(rng.choices(range(9), k=rng.randint(1, 4)))
     rows = []
     for _ in range(rng.randint(1, 4)):
-        said, shown = (tuple(rng.choices(range(9), k=rng.randint(low, 5))) for low in (1, 0))
-        rows.append((said, shown, rng.uniform(-1, 1)))
+        action, observation = (tuple(rng.choices(range(9), k=rng.randint(low, 5))) for low in (1, 0))
+        rows.append((action, observation, rng.uniform(-1, 1)))
     rows[-1] = (rows[-1][0], (), rows[-1][2])
 
     def row(prompt: tuple[int, ...], turns: list[Any]) -> TokenRow:
         ids: list[int] = []
         mask: list[int] = []
         rewards = []
-        for said, shown, reward in turns:
-            ids += said
+        for action, observation, reward in turns:
+            ids += action
             rewards.append(TurnReward(token=len(ids) - 1, reward=reward))
-            ids += shown
-            mask += [1] * len(said) + [0] * len(shown)
+            ids += observation
+            mask += [1] * len(action) + [0] * len(observation)
         return TokenRow(
             prompt_ids=prompt,
             response_ids=tuple(ids),
@@ -111,9 +111,9 @@ def conversation(rng: random.Random, index: int, *, apart: bool) -> Trajectory:
     steps = [row(prompt, rows)]
     if apart:
         steps = []
-        for said, shown, reward in rows:
-            steps.append(row(prompt, [(said, (), reward)]))
-            prompt = (*prompt, *said, *shown)
+        for action, observation, reward in rows:
+            steps.append(row(prompt, [(action, (), reward)]))
+            prompt = (*prompt, *action, *observation)
     last = attrs.asdict(steps[-1], recurse=False)
     return Trajectory(prompt_id="p", sample_index=index, earlier=tuple(steps[:-1]), stop_reason="stop", **last)
 
@@ -121,9 +121,9 @@ def conversation(rng: random.Random, index: int, *, apart: bool) -> Trajectory:
 def collated(seed: int, *, apart: bool) -> TrainingBatch:
     """Two prompts with three conversations each; each sampled token has its own log-probabilities."""
     rng, numbers = random.Random(seed), torch.Generator().manual_seed(seed)
-    asked = Prompt(id="p", messages=(), token_ids=(), env_class="none")
+    prompt = Prompt(id="p", messages=(), token_ids=(), env_class="none")
     groups = [
-        TrajectoryGroup(prompt=asked, trajectories=tuple(conversation(rng, index, apart=apart) for index in range(3)))
+        TrajectoryGroup(prompt=prompt, trajectories=tuple(conversation(rng, index, apart=apart) for index in range(3)))
         for _ in range(2)
     ]
     batch = collate(groups)
@@ -145,7 +145,7 @@ SHAPINGS = [
 @pytest.mark.parametrize("settings", SHAPINGS)
 def test_a_conversation_in_one_row_or_in_several_is_shaped_alike(settings: dict[str, Any], estimator: Any) -> None:
     for seed in range(20):
-        totals, said, states = [], [], []
+        totals, all_metrics, states = [], [], []
         for apart in (False, True):
             batch = collated(seed, apart=apart)
             shaping = reward_shaping(
@@ -159,12 +159,12 @@ def test_a_conversation_in_one_row_or_in_several_is_shaped_alike(settings: dict[
                 )
             )
             rewards, metrics = shaping(batch)
-            whole = batch.over_trajectories(rewards.sum(1))
-            totals.append(whole if batch.last_step is None else whole[batch.last_step])
-            said.append(metrics)
+            total = batch.over_trajectories(rewards.sum(1))
+            totals.append(total if batch.last_step is None else total[batch.last_step])
+            all_metrics.append(metrics)
             states.append(shaping.state())
         torch.testing.assert_close(totals[1], totals[0], atol=1e-5, rtol=1e-5)
-        assert said[1] == pytest.approx(said[0], abs=1e-6)
+        assert all_metrics[1] == pytest.approx(all_metrics[0], abs=1e-6)
         assert states[1] == pytest.approx(states[0], abs=1e-7)
 
 

@@ -37,19 +37,19 @@ def batch() -> TrainingBatch:
 
 
 def test_each_step_is_a_row_behind_its_own_prompt() -> None:
-    made = batch()
-    assert made.trajectories is not None and made.last_step is not None
-    assert made.trajectories.tolist() == [0, 0, 1, 2, 3, 3, 3]
-    assert made.last_step.int().tolist() == [0, 1, 1, 1, 0, 0, 1]
-    assert made.groups.tolist() == [0, 0, 0, 1, 1, 1, 1]
-    assert made.lengths.tolist() == [4, 5, 4, 4, 4, 5, 6]
-    assert made.input_ids[1].tolist() == [5, 6, 20, 7, 8, 0]
-    assert (len(made), made.answers) == (7, 4)
+    rows = batch()
+    assert rows.trajectories is not None and rows.last_step is not None
+    assert rows.trajectories.tolist() == [0, 0, 1, 2, 3, 3, 3]
+    assert rows.last_step.int().tolist() == [0, 1, 1, 1, 0, 0, 1]
+    assert rows.groups.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert rows.lengths.tolist() == [4, 5, 4, 4, 4, 5, 6]
+    assert rows.input_ids[1].tolist() == [5, 6, 20, 7, 8, 0]
+    assert (len(rows), rows.answers) == (7, 4)
 
 
 def test_answers_of_one_row_are_a_batch_without_steps() -> None:
-    made = collate([group(several(1.0))])
-    assert made.trajectories is None and made.last_step is None and made.answers == 1
+    rows = collate([group(several(1.0))])
+    assert rows.trajectories is None and rows.last_step is None and rows.answers == 1
 
 
 def test_mini_batches_count_answers_and_cut_none() -> None:

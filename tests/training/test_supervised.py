@@ -58,9 +58,9 @@ def test_a_pair_is_two_rows_whose_values_are_at_one_more_token() -> None:
     assert (batch.lengths.tolist(), batch.groups.tolist()) == ([4, 5, 2, 3], [0, 0, 1, 1])
     assert batch.answer_lengths is not None and batch.answer_lengths.tolist() == [2, 3, 2, 3]  # 1, 2 begins both
     assert batch.rewards.nonzero().tolist() == [[2, 1]] and batch.rewards[2, 1] == 0.5
-    alone = collate_pairs(PAIRS[:1], share_prompts=False)
-    assert alone.answer_lengths is not None and alone.answer_lengths.tolist() == [4, 5]
-    assert not alone.rewards.any()
+    single = collate_pairs(PAIRS[:1], share_prompts=False)
+    assert single.answer_lengths is not None and single.answer_lengths.tolist() == [4, 5]
+    assert not single.rewards.any()
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ class Scores:
 
 async def test_every_set_is_evaluated_by_itself_and_all_together_token_by_token() -> None:
     evaluation = SupervisedEvaluation({"a": ROWS, "b": ROWS[:1]}, collate_supervised, likelihood, batch_size=1)
-    found = await evaluation.run(Scores(-1.0, -4.0, -2.5))  # two tokens, one, two
-    assert found == pytest.approx(
+    metrics = await evaluation.run(Scores(-1.0, -4.0, -2.5))  # two tokens, one, two
+    assert metrics == pytest.approx(
         {
             "eval/a/loss": 2.0,
             "eval/a/perplexity": math.exp(2.0),
@@ -100,8 +100,8 @@ async def test_every_set_is_evaluated_by_itself_and_all_together_token_by_token(
 
 
 async def test_a_hopeless_perplexity_stays_a_number_and_nothing_learned_is_nothing_to_say() -> None:
-    one = SupervisedEvaluation({"a": ROWS}, collate_supervised, likelihood, batch_size=2)
-    assert (await one.run(Scores(-1000.0)))["eval/a/perplexity"] == pytest.approx(1e30)
+    evaluation = SupervisedEvaluation({"a": ROWS}, collate_supervised, likelihood, batch_size=2)
+    assert (await evaluation.run(Scores(-1000.0)))["eval/a/perplexity"] == pytest.approx(1e30)
     assert await SupervisedEvaluation({"a": []}, collate_supervised, likelihood, batch_size=2).run(Scores()) == {}
 
 
@@ -113,9 +113,9 @@ def test_a_token_of_half_the_weight_counts_half() -> None:
 async def test_pairs_are_in_the_right_order_where_the_chosen_one_scores_more() -> None:
     values = torch.zeros(4, 5)
     values[0, 3], values[1, 4], values[2, 1], values[3, 2] = 2.0, 1.0, 1.0, 1.0
-    found = preferences(values, collate_pairs(PAIRS))  # better by 1, and equal where the margin is 0.5
+    metrics = preferences(values, collate_pairs(PAIRS))  # better by 1, and equal where the margin is 0.5
     losses = math.log1p(math.exp(-1.0)) + math.log1p(math.exp(0.5))
-    assert found == {"loss": (pytest.approx(losses), 2.0), "accuracy": (1.0, 2.0), "margin": (1.0, 2.0)}
+    assert metrics == {"loss": (pytest.approx(losses), 2.0), "accuracy": (1.0, 2.0), "margin": (1.0, 2.0)}
     evaluation = SupervisedEvaluation({"p": PAIRS[:1]}, collate_pairs, preferences, batch_size=8)
     assert "eval/p/perplexity" not in await evaluation.run(Scores(0.0))
 
@@ -156,19 +156,19 @@ def position(total_steps: int, **settings: Any) -> RowPosition[SupervisedRow]:
 
 
 def test_the_epoch_is_that_of_the_last_batch_and_the_place_is_stored() -> None:
-    here = position(10)
+    current = position(10)
     epochs = []
     for _ in range(3):
-        here.take()
-        metrics = here.metrics()
+        current.take()
+        metrics = current.metrics()
         epochs.append(metrics.pop("trainer/epoch"))
         assert metrics == {"curriculum/stage": 1.0}  # of the sampler
-    assert (epochs, here.epoch) == ([0.0, 0.0, 1.0], 1)
-    assert (here.state(), here.data()) == ({"total_steps": 10, "rows": {"place": 3}}, {"rows": {"place": 3}})
-    again = position(10)
-    again.load_state(here.state())
-    again.load_state(here.data())  # of a return to a checkpoint within the run
-    assert again.data() == here.data()
+    assert (epochs, current.epoch) == ([0.0, 0.0, 1.0], 1)
+    assert (current.state(), current.data()) == ({"total_steps": 10, "rows": {"place": 3}}, {"rows": {"place": 3}})
+    restored = position(10)
+    restored.load_state(current.state())
+    restored.load_state(current.data())  # of a return to a checkpoint within the run
+    assert restored.data() == current.data()
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def of_rewards(batch: TrainingBatch) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("settings", "wanted"),
+    ("settings", "expected"),
     [
         (DistillationConfig(), of_rewards(batch_of()) + GAINS),
         (DistillationConfig(coef=2.0, task_coef=0.0), 2 * GAINS),
@@ -46,15 +46,17 @@ def of_rewards(batch: TrainingBatch) -> Tensor:
         (DistillationConfig(type="loss", task_coef=0.5), 0.5 * of_rewards(batch_of())),
     ],
 )
-def test_a_teachers_gains_are_added_to_the_advantages_of_rewards(settings: DistillationConfig, wanted: Tensor) -> None:
+def test_a_teachers_gains_are_added_to_the_advantages_of_rewards(
+    settings: DistillationConfig, expected: Tensor
+) -> None:
     estimate = WithTeacher(estimate=of_rewards, settings=settings)
-    torch.testing.assert_close(estimate(batch_of().with_fields(teacher_logprobs=NU)), wanted)
+    torch.testing.assert_close(estimate(batch_of().with_fields(teacher_logprobs=NU)), expected)
 
 
 def test_the_learners_own_scores_stand_for_the_sampler_where_there_are_any() -> None:
-    alone = WithTeacher(estimate=of_rewards, settings=DistillationConfig(task_coef=0.0))
+    teacher_only = WithTeacher(estimate=of_rewards, settings=DistillationConfig(task_coef=0.0))
     scored = batch_of().with_fields(teacher_logprobs=NU, old_logprobs=NU - 1.0)
-    torch.testing.assert_close(alone(scored), batch_of().loss_mask.float())
+    torch.testing.assert_close(teacher_only(scored), batch_of().loss_mask.float())
     assert describe_teacher(scored) == {"loss/teacher_kl": pytest.approx(-1.0)}
     engines = batch_of().with_fields(teacher_logprobs=NU)
     assert describe_teacher(engines) == {"loss/teacher_kl": pytest.approx(0.1 / 4)}
@@ -103,18 +105,18 @@ async def test_a_teacher_behind_hints_scores_the_same_tokens_at_other_places() -
     prompts = RowTensors.of([torch.tensor([8, 9, 5]), torch.tensor([5])])
     rows = batch_of().carrying(**{TEACHER_PROMPT: prompts})
 
-    async def score(shown: TrainingBatch, sources: Sequence[str]) -> Tensor:
-        assert shown.input_ids.tolist() == [[8, 9, 5, 1, 2], [5, 3, 4, 0, 0]]
-        assert shown.lengths.tolist() == [5, 3] and shown.extras == {}
-        assert shown.loss_mask.int().tolist() == [[0, 0, 0, 1, 1], [0, 1, 1, 0, 0]]
-        return shown.loss_mask * -0.1 * shown.input_ids
+    async def score(batch: TrainingBatch, sources: Sequence[str]) -> Tensor:
+        assert batch.input_ids.tolist() == [[8, 9, 5, 1, 2], [5, 3, 4, 0, 0]]
+        assert batch.lengths.tolist() == [5, 3] and batch.extras == {}
+        assert batch.loss_mask.int().tolist() == [[0, 0, 0, 1, 1], [0, 1, 1, 0, 0]]
+        return batch.loss_mask * -0.1 * batch.input_ids
 
     taught = await TeacherBehindHints(TeacherOfTokens(score))(rows, ())
     assert taught.teacher_logprobs is not None and taught.extras == {}
     torch.testing.assert_close(taught.teacher_logprobs, torch.tensor([[0.0, -0.1, -0.2], [0.0, -0.3, -0.4]]))
     states = RowTensors.of([torch.ones(2, 5), torch.zeros(2, 5)])
 
-    async def hidden(shown: TrainingBatch, sources: Sequence[str]) -> dict[str, RowTensors]:
+    async def hidden(batch: TrainingBatch, sources: Sequence[str]) -> dict[str, RowTensors]:
         return {TEACHER_HIDDEN: states}
 
     assert (await TeacherBehindHints(TeacherOfDistributions(hidden))(rows, ())).extras == {TEACHER_HIDDEN: states}
@@ -145,12 +147,12 @@ class Constant:
 async def test_each_row_is_scored_by_the_teacher_of_its_source() -> None:
     teachers = TeachersBySource(default=Constant(3), named={"two": Constant(5)})
     batch, mask = batch_of(), batch_of().loss_mask
-    wanted = torch.tensor([[5.0], [3.0]]) * mask
-    assert torch.equal(await teachers.score(batch, ["two", "other"]), wanted)
+    expected = torch.tensor([[5.0], [3.0]]) * mask
+    assert torch.equal(await teachers.score(batch, ["two", "other"]), expected)
     ids, logprobs = await teachers.token_logprobs(batch, ["two", "other"], 4, 1.0)
     assert ids.counts.tolist() == mask.sum(1).tolist()
     assert [row.unique().tolist() for row in ids.rows()] == [[5], [3]]
     assert [row.unique().tolist() for row in logprobs.rows()] == [[-5], [-3]]
-    alone = TeachersBySource(default=None, named={"two": Constant(5)})
+    named_only = TeachersBySource(default=None, named={"two": Constant(5)})
     with pytest.raises(RunError, match=r"no teacher teaches the data source 'other': add it to trainer\.teacher\."):
-        await alone.score(batch, ["two", "other"])
+        await named_only.score(batch, ["two", "other"])

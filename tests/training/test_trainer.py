@@ -127,7 +127,7 @@ async def test_a_step_goes_from_samples_to_new_weights_in_the_engines() -> None:
     batch = world.critic.seen[0]
     assert batch.old_logprobs is not None and batch.ref_logprobs is not None and batch.values is not None
     known = (batch.old_logprobs, batch.ref_logprobs, batch.values)
-    assert [each[0, 0].item() for each in known] == [-1.0, -2.0, 3.0]
+    assert [tensor[0, 0].item() for tensor in known] == [-1.0, -2.0, 3.0]
     assert batch.returns is not None and batch.returns[0, 0] == 7.0
     assert world.policy.seen[0].returns is not None  # the policy learns from what the critic's step made
     assert {name: metrics[name] for name in EXPECTED} == pytest.approx(EXPECTED)
@@ -211,9 +211,9 @@ def test_the_position_counts_samples_and_tokens_and_is_stored() -> None:
     assert position.metrics() == {"trainer/epoch": 4, "trainer/samples_seen": 8, "trainer/tokens_seen": 14}
     state = position.state()
     assert state == {"samples_seen": 8, "tokens_seen": 14, "rollouts": {"place": 9}, "rewards": {}}
-    again = World(others=False, epochs=1, mini=4).trainer.position
-    again.load_state(state)
-    assert again.metrics() == {"trainer/epoch": 9, "trainer/samples_seen": 8, "trainer/tokens_seen": 14}
+    restored = World(others=False, epochs=1, mini=4).trainer.position
+    restored.load_state(state)
+    assert restored.metrics() == {"trainer/epoch": 9, "trainer/samples_seen": 8, "trainer/tokens_seen": 14}
 
 
 def test_the_weight_of_the_penalty_is_stored_with_the_position_and_taken_back() -> None:
@@ -223,8 +223,8 @@ def test_the_weight_of_the_penalty_is_stored_with_the_position_and_taken_back() 
             rollouts, reward_shaping(AlgorithmConfig(use_kl_in_reward=True, use_kl_loss=False, kl_loss_coef=0.5))
         )
 
-    here, changed = position(), position()
-    changed.load_state({**here.state(), "rewards": {"kl_coef": 0.25}})
+    original, changed = position(), position()
+    changed.load_state({**original.state(), "rewards": {"kl_coef": 0.25}})
     assert changed.state()["rewards"] == {"kl_coef": 0.25}
-    changed.take_back_shaping(here.state())
+    changed.take_back_shaping(original.state())
     assert changed.state()["rewards"] == {"kl_coef": 0.5}

@@ -45,12 +45,12 @@ def test_what_is_no_interval_is_refused(written: Interval) -> None:
 
 def due(trigger: Trigger, steps: range, epochs_at: dict[int, int] | None = None, last: int = 1000) -> list[int]:
     """The steps after which it is due."""
-    epochs, found = 0, []
+    epochs, due_steps = 0, []
     for step in steps:
         epochs = (epochs_at or {}).get(step, epochs)
         if trigger.due(step, epochs, last=step == last):
-            found.append(step)
-    return found
+            due_steps.append(step)
+    return due_steps
 
 
 def test_steps_count_from_the_first_and_the_last_is_always_due() -> None:
@@ -68,13 +68,13 @@ def test_an_epoch_is_due_once_after_it_is_complete() -> None:
 def test_a_time_counts_from_its_own_last_time() -> None:
     time = Time()
     trigger = Trigger((2, "10s"), now=time)
-    found = []
+    fire_times = []
     for step in range(1, 7):
         time.now += 4
         if trigger.due(step, 0, last=False):
-            found.append((step, time.now))
+            fire_times.append((step, time.now))
     # the steps 2, 4, 6; and 12 s, which the save after step 2 did not put off; then 24 s
-    assert found == [(2, 8), (3, 12), (4, 16), (6, 24)]
+    assert fire_times == [(2, 8), (3, 12), (4, 16), (6, 24)]
 
 
 def test_a_timer_goes_on_where_the_session_before_it_ended() -> None:

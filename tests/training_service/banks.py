@@ -53,10 +53,10 @@ def datum(tokens: int, seed: int, *, targets: int = 0, **arrays: float) -> Datum
     return Datum(tokens=ids[:-1], inputs=inputs)
 
 
-def shared_beginning(one: Datum, tokens: int, seed: int) -> Datum:
+def shared_beginning(row: Datum, tokens: int, seed: int) -> Datum:
     """The sequence with a beginning that all of this seed have."""
     beginning = np.random.default_rng(seed).integers(0, VOCABULARY, tokens)
-    return evolve(one, tokens=np.concatenate([beginning, one.tokens[tokens:]]))
+    return evolve(row, tokens=np.concatenate([beginning, row.tokens[tokens:]]))
 
 
 READ = {
@@ -68,8 +68,8 @@ READ = {
 def request(model_id: str, data: Sequence[Datum], loss: str = "cross_entropy", **changes: Any) -> PassRequest:
     """A pass over the data with the arrays that the loss reads."""
     names = READ.get(loss, {"target_tokens", "logprobs", "advantages"}) | {"clip_low_threshold", "clip_high_threshold"}
-    given = [evolve(each, inputs={name: each.inputs[name] for name in each.inputs if name in names}) for each in data]
-    return PassRequest(model_id=model_id, data=given, loss=loss, **changes)
+    rows = [evolve(row, inputs={name: row.inputs[name] for name in row.inputs if name in names}) for row in data]
+    return PassRequest(model_id=model_id, data=rows, loss=loss, **changes)
 
 
 def result(outcome: PassResult | Exception) -> PassResult:
@@ -81,7 +81,7 @@ def result(outcome: PassResult | Exception) -> PassResult:
 
 def weights(bank: ModelBank, model_id: str) -> dict[str, Any]:
     """Copies of a model's own tensors."""
-    return {name: each.detach().clone() for name, each in bank._awake(model_id).state.weights.items()}
+    return {name: tensor.detach().clone() for name, tensor in bank._awake(model_id).state.weights.items()}
 
 
 def layout_of(bank: ModelBank, model_id: str) -> AdapterLayout:
@@ -123,10 +123,10 @@ CRITIC = AdapterSpec(rank=4, seed=1, value_head=True)
 def critic_pass(model_id: str, seed: int) -> PassRequest:
     """A pass of a critic over two sequences with returns, old values and weights."""
     random, data = np.random.default_rng(seed), []
-    for one in (datum(6 + seed, seed), datum(11, seed + 100)):
-        drawn = {name: random.normal(size=len(one.tokens)).astype(np.float32) for name in ("values", "returns")}
-        kept = {name: one.inputs[name] for name in ("target_tokens", "weights")}
-        data.append(evolve(one, inputs={**kept, **drawn}))
+    for row in (datum(6 + seed, seed), datum(11, seed + 100)):
+        drawn = {name: random.normal(size=len(row.tokens)).astype(np.float32) for name in ("values", "returns")}
+        kept = {name: row.inputs[name] for name in ("target_tokens", "weights")}
+        data.append(evolve(row, inputs={**kept, **drawn}))
     return PassRequest(model_id=model_id, data=data, loss="ppo_critic")
 
 
@@ -138,7 +138,7 @@ class Short(ModelBank):
     """A bank whose rank 1 has no memory for long sequences."""
 
     def _computed(self, requests: Sequence[PassRequest]) -> Any:
-        if self._peers.rank and any(len(each.data) > 1 for each in requests):
+        if self._peers.rank and any(len(request.data) > 1 for request in requests):
             raise RuntimeError("out of memory")
         return super()._computed(requests)
 

@@ -40,8 +40,8 @@ def service(tmp_path: Path) -> Iterator[ServedTraining]:
 @pytest.fixture
 def client(service: ServedTraining) -> Iterator[tinker.ServiceClient]:
     """A client of `service`."""
-    with client_of(service.url) as each:
-        yield each
+    with client_of(service.url) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

@@ -49,11 +49,11 @@ class _Recording:
 
 def record() -> None:
     """Let the client use what it can, and write one request of each kind."""
-    made = routes.training_app
+    original = routes.training_app
     recordings: list[_Recording] = []
 
     def recorded(*arguments: object, **named: object) -> _Recording:
-        app: Starlette = made(*arguments, **named)  # type: ignore[arg-type]  # whatever the app is made with
+        app: Starlette = original(*arguments, **named)  # type: ignore[arg-type]  # whatever the app is made with
         recordings.append(_Recording(app))
         return recordings[-1]
 
@@ -77,11 +77,11 @@ def record() -> None:
         rest.get_weights_info_by_tinker_path(path).result()
         rest.copy_weights(path, destination_project_id="p").result()
     kept: dict[tuple[str, str, tuple[str, ...]], dict[str, str]] = {}
-    for method, place, kind, body in recordings[0].requests:
-        place, body = place.replace(session, SESSION), body.replace(session.encode(), SESSION.encode())
+    for method, route, kind, body in recordings[0].requests:
+        route, body = route.replace(session, SESSION), body.replace(session.encode(), SESSION.encode())
         fields = () if "json" not in kind else tuple(json.loads(body))
         kept.setdefault(
-            (method, place, fields), {"method": method, "path": place, "type": kind, "body": _text(kind, body)}
+            (method, route, fields), {"method": method, "path": route, "type": kind, "body": _text(kind, body)}
         )
     RECORD.write_text(json.dumps(list(kept.values()), indent=1) + "\n")
 

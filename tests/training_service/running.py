@@ -47,8 +47,8 @@ def running(
     servers: list[ServedTraining] = []
 
     async def serve() -> None:
-        async with serving_training(backend or BigramBackend(), folder, settings, served, records) as each:
-            servers.append(each)
+        async with serving_training(backend or BigramBackend(), folder, settings, served, records) as server:
+            servers.append(server)
             started.set()
             await asyncio.to_thread(stop.wait)
 

@@ -72,8 +72,8 @@ async def course(ranks: BankRanks, folder: Path) -> list[Any]:
         await ranks.call(ModelBank.create, name, spec)
     seen: list[Any] = []
     for round_ in range(3):
-        for each in await ranks.passes([*requests_of(MODELS, round_), critic_pass("critic", round_)]):
-            seen += [result(each).metrics["loss:sum"], [list(output.values()) for output in result(each).outputs]]
+        for outcome in await ranks.passes([*requests_of(MODELS, round_), critic_pass("critic", round_)]):
+            seen += [result(outcome).metrics["loss:sum"], [list(output.values()) for output in result(outcome).outputs]]
         for name in (*names, "critic"):
             seen.append((await ranks.call(ModelBank.optimizer_step, name, STEP))["grad_norm:mean"])
     for index, _ in enumerate(MODELS):
@@ -91,12 +91,12 @@ def test_two_ranks_learn_what_one_learns(
 ) -> None:
     options = {"tokens_per_pass": tokens_per_pass}
     two = on_two(pool, trainer, **options)
-    found = asyncio.run(course(two, tmp_path / "two"))
-    wanted = asyncio.run(course(alone(trainer, **options), tmp_path / "one"))
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
-    [again] = asyncio.run(_loaded_elsewhere(two, tmp_path / "one" / "m0"))
-    [here] = asyncio.run(two.passes([request("m0", [datum(8, 5)], backward=False)]))
-    torch.testing.assert_close(result(again).outputs, result(here).outputs, atol=1e-5, rtol=1e-5)
+    actual = asyncio.run(course(two, tmp_path / "two"))
+    expected = asyncio.run(course(alone(trainer, **options), tmp_path / "one"))
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    [loaded] = asyncio.run(_loaded_elsewhere(two, tmp_path / "one" / "m0"))
+    [local] = asyncio.run(two.passes([request("m0", [datum(8, 5)], backward=False)]))
+    torch.testing.assert_close(result(loaded).outputs, result(local).outputs, atol=1e-5, rtol=1e-5)
 
 
 async def _loaded_elsewhere(ranks: BankRanks, folder: Path) -> list[PassResult | Exception]:
@@ -109,9 +109,9 @@ async def _loaded_elsewhere(ranks: BankRanks, folder: Path) -> list[PassResult |
 def test_a_pass_of_one_sequence_leaves_a_rank_idle(pool: Pool, trainer: TrainerConfig) -> None:
     async def learned(ranks: BankRanks) -> float:
         await ranks.call(ModelBank.create, "m0", MODELS[0])
-        [done] = await ranks.passes([request("m0", [datum(20, 1)])])
+        [outcome] = await ranks.passes([request("m0", [datum(20, 1)])])
         return (
-            result(done).metrics["loss:sum"]
+            result(outcome).metrics["loss:sum"]
             + (await ranks.call(ModelBank.optimizer_step, "m0", STEP))["grad_norm:mean"]
         )
 
@@ -125,15 +125,15 @@ def test_a_failure_of_one_rank_is_one_of_all_and_changes_nothing(pool: Pool, tra
         for index, spec in enumerate(MODELS[:2]):
             await ranks.call(ModelBank.create, f"m{index}", spec)
         large, small = request("m0", [datum(5, 1), datum(6, 2)]), request("m1", [datum(7, 3)])
-        failed, done = await ranks.passes([large, small])
+        failed, outcome = await ranks.passes([large, small])
         assert "out of memory" in str(failed)
-        result(done)
+        result(outcome)
         with pytest.raises(RequestError, match="there are no gradients"):
             await ranks.call(ModelBank.optimizer_step, "m0", AdamSettings())
         await ranks.call(ModelBank.optimizer_step, "m1", AdamSettings())
 
-    made = partial(Short, trainer, trainer.ref, tokens_per_pass=4096)
-    asyncio.run(work(BankRanks(pool.start(made, 2))))
+    factory = partial(Short, trainer, trainer.ref, tokens_per_pass=4096)
+    asyncio.run(work(BankRanks(pool.start(factory, 2))))
 
 
 @pytest.mark.long
@@ -147,8 +147,8 @@ def test_a_failure_of_a_rank_that_has_a_shard_ends_the_service(pool: Pool, train
             await ranks.passes([request("m0", [datum(5, 1), datum(6, 2)])])
         await ranks.call(ModelBank.close)
 
-    made = partial(Short, trainer, trainer.ref, tokens_per_pass=4096)
-    asyncio.run(work(BankRanks(pool.start(made, 2))))
+    factory = partial(Short, trainer, trainer.ref, tokens_per_pass=4096)
+    asyncio.run(work(BankRanks(pool.start(factory, 2))))
 
 
 @pytest.mark.long
@@ -162,8 +162,8 @@ def test_each_rank_has_a_part_of_the_base(pool: Pool, trainer: TrainerConfig) ->
 
 @pytest.mark.long
 def test_ranks_that_disagree_end_the_service(pool: Pool, trainer: TrainerConfig, tmp_path: Path) -> None:
-    made = partial(Torn, trainer, trainer.ref, tokens_per_pass=4096)
-    ranks = BankRanks(pool.start(made, 2))
+    factory = partial(Torn, trainer, trainer.ref, tokens_per_pass=4096)
+    ranks = BankRanks(pool.start(factory, 2))
     with pytest.raises(RunError, match="some ranks of the models that learn failed.*no such file here"):
         asyncio.run(ranks.call(ModelBank.load, "m0", tmp_path, optimizer=False))
 

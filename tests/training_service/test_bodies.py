@@ -69,21 +69,21 @@ def test_recorded_bodies_are_answered(http: httpx.Client) -> None:
         if path == "/create_session":
             session = answer.json()["session_id"]
         if "request_id" in answer.json() and "retrieve" not in path:
-            done = result(http, answer.json()["request_id"])
-            assert b'"error"' not in done.content, (path, done.content)
+            response = result(http, answer.json()["request_id"])
+            assert b'"error"' not in response.content, (path, response.content)
 
 
 def test_messages_have_the_clients_fields() -> None:
     """Names, numbers and kinds of our fields are those of the client's descriptor."""
     file = FileDescriptorProto()
     client_messages.DESCRIPTOR.CopyToProto(file)
-    theirs = {message.name: {field.name: field for field in message.field} for message in file.message_type}
+    fields_of_client = {message.name: {field.name: field for field in message.field} for message in file.message_type}
     names = {"EncodedText": "EncodedTextChunk", "Image": "ImageChunk", "Dmel": "DmelChunk"}
     for name in ("EncodedText", "Image", "Dmel", "Chunk", "Tensor", "SparseCsr", "Datum", "LossConfigValue",
                  "ForwardBackwardRequest", "BatchedTensor", "ArrayRecord", "ForwardBackwardOutput", "TopkLogprobs",
                  "SampledSequence", "SampleResponse"):  # fmt: skip
         for field in new_message(name).DESCRIPTOR.fields:
-            their = theirs[names.get(name, name)][field.name]
+            their = fields_of_client[names.get(name, name)][field.name]
             enum = their.type == their.TYPE_ENUM and field.type == field.TYPE_INT32
             assert field.number == their.number, (name, field.name)
             assert field.is_repeated == (their.label == their.LABEL_REPEATED), (name, field.name)
@@ -129,8 +129,8 @@ def fields_of(body: bytes) -> list[tuple[str, ...]]:
         if path:
             yield path
         if isinstance(value, dict):
-            for name, each in value.items():
-                yield from walk(each, (*path, name))
+            for name, child in value.items():
+                yield from walk(child, (*path, name))
 
     return list(walk(json.loads(body), ()))
 
@@ -151,8 +151,8 @@ def refused_or_answered(http: httpx.Client, answer: httpx.Response) -> None:
     elif "request_id" in answer.text and "try_again" not in answer.text:
         request_id = answer.json().get("request_id")
         if request_id and not request_id.endswith((":2", ":3", ":4")):
-            done = http.post("/retrieve_future", json={"request_id": request_id})
-            assert b'"server"' not in done.content, done.content
+            response = http.post("/retrieve_future", json={"request_id": request_id})
+            assert b'"server"' not in response.content, response.content
 
 
 @example(case=MUTATIONS[0], value=float("nan"))
@@ -163,10 +163,10 @@ def test_wrong_fields_are_refused(http: httpx.Client, case: tuple[int, tuple[str
     if "retrieve" in recorded["path"] or recorded["path"].endswith("finish"):
         return
     body: Any = json.loads(content(recorded))
-    place = body
+    node = body
     for name in path[:-1]:
-        place = place[name]
-    place[path[-1]] = value
+        node = node[name]
+    node[path[-1]] = value
     sent = http.post(
         recorded["path"].removeprefix("/api/v1"),
         content=json.dumps(body).encode(),
@@ -175,7 +175,7 @@ def test_wrong_fields_are_refused(http: httpx.Client, case: tuple[int, tuple[str
     refused_or_answered(http, sent)
 
 
-@given(body=st.binary(max_size=64), path=st.sampled_from(sorted({each["path"] for each in RECORDED})))
+@given(body=st.binary(max_size=64), path=st.sampled_from(sorted({request["path"] for request in RECORDED})))
 def test_garbage_is_refused(http: httpx.Client, body: bytes, path: str) -> None:
     for headers in (PROTOBUF, {"content-type": "application/json"}, {**PROTOBUF, "content-encoding": "zstd"}):
         answer = http.post(path.removeprefix("/api/v1"), content=body, headers=headers)
@@ -187,8 +187,8 @@ def test_garbage_is_refused(http: httpx.Client, body: bytes, path: str) -> None:
 @given(data=st.data())
 def test_passes_with_flipped_bytes_are_read_or_refused(data: st.DataObject) -> None:
     body = bytearray(client_pass("m", 1, DATA))
-    for place in data.draw(st.lists(st.integers(0, len(body) - 1), min_size=1, max_size=4)):
-        body[place] = data.draw(st.integers(0, 255))
+    for position in data.draw(st.lists(st.integers(0, len(body) - 1), min_size=1, max_size=4)):
+        body[position] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(body)))
     for candidate in (bytes(body), bytes(body[:cut])):
         try:

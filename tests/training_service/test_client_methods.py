@@ -54,8 +54,8 @@ def trained(client: tinker.ServiceClient) -> tinker.TrainingClient:
 def test_training_learns_and_reports(trained: tinker.TrainingClient) -> None:
     output = trained.forward(DATA, "cross_entropy").result()
     assert output.metrics["loss:sum"] < 0.5
-    assert [len(each["logprobs"].data) for each in output.loss_fn_outputs] == [4, 2]
-    total = sum(sum(each["logprobs"].data) for each in output.loss_fn_outputs)
+    assert [len(row["logprobs"].data) for row in output.loss_fn_outputs] == [4, 2]
+    total = sum(sum(row["logprobs"].data) for row in output.loss_fn_outputs)
     assert output.metrics["loss:sum"] == pytest.approx(-total, abs=1e-5)
     info = trained.get_info()
     assert (info.is_lora, info.lora_rank, info.model_data.tokenizer_id) == (True, 4, BASE)
@@ -109,7 +109,7 @@ def test_samples(trained: tinker.TrainingClient) -> None:
     answer = sampling.sample(
         PROMPT, 2, GREEDY, include_prompt_logprobs=True, topk_prompt_logprobs=2, topk_sample_logprobs=3
     ).result()
-    assert [each.tokens for each in answer.sequences] == [[4, 5, 6, 7]] * 2
+    assert [sequence.tokens for sequence in answer.sequences] == [[4, 5, 6, 7]] * 2
     assert answer.sequences[0].stop_reason == "length"
     prompt, top, drawn = answer.prompt_logprobs, answer.topk_prompt_logprobs, answer.sequences[0].topk_logprobs
     assert prompt is not None and prompt[0] is None and prompt[1] is not None and prompt[1] > -0.2
@@ -126,9 +126,9 @@ def test_samples(trained: tinker.TrainingClient) -> None:
 def test_equal_seeds_give_equal_samples(client: tinker.ServiceClient) -> None:
     sampling = client.create_sampling_client(base_model=BASE).result()
     params = types.SamplingParams(max_tokens=20, seed=3)
-    first, again = (sampling.sample(PROMPT, 1, params).result().sequences[0].tokens for _ in range(2))
+    first, repeat = (sampling.sample(PROMPT, 1, params).result().sequences[0].tokens for _ in range(2))
     other = sampling.sample(PROMPT, 1, types.SamplingParams(max_tokens=20)).result().sequences[0].tokens
-    assert first == again != other
+    assert first == repeat != other
 
 
 @pytest.mark.long
@@ -138,7 +138,7 @@ def test_copies_of_a_sampling_client_have_numbers_of_their_own(client: tinker.Se
         pickle.loads(pickle.dumps(sampling)),
         tinker.SamplingClient.from_sampler_handle(sampling.get_sampler_handle(), api_key=KEY),
     ]
-    answers = [each.sample(PROMPT, 1, GREEDY).result() for each in (sampling, *copies)]
+    answers = [sampler.sample(PROMPT, 1, GREEDY).result() for sampler in (sampling, *copies)]
     assert len({answer.sequences[0].sequence_id for answer in answers}) == 3
 
 
@@ -194,10 +194,10 @@ def test_rest_client(service: ServedTraining, client: tinker.ServiceClient, trai
     assert rest.get_training_run_by_tinker_path(path).result().training_run_id == run
     info = rest.get_weights_info_by_tinker_path(path).result()
     assert (info.is_lora, info.lora_rank, info.train_mlp) == (True, 4, True)
-    assert [each.training_run_id for each in rest.list_training_runs().result().training_runs] == [run]
+    assert [training_run.training_run_id for training_run in rest.list_training_runs().result().training_runs] == [run]
     assert rest.list_training_runs(project_id="other").result().cursor.total_count == 0
     listed = rest.list_checkpoints(run).result().checkpoints
-    assert [(each.checkpoint_id, each.checkpoint_type) for each in listed] == [
+    assert [(checkpoint.checkpoint_id, checkpoint.checkpoint_type) for checkpoint in listed] == [
         ("weights/one", "training"),
         ("sampler_weights/two", "sampler"),
     ]
@@ -220,7 +220,7 @@ def test_rest_client(service: ServedTraining, client: tinker.ServiceClient, trai
     assert run in rest.get_session(session).result().training_run_ids
     rest.assign_session_project(session, "project").result()
     runs = rest.list_training_runs(project_id="project").result().training_runs
-    assert [each.training_run_id for each in runs] == [restored.model_id, run]
+    assert [training_run.training_run_id for training_run in runs] == [restored.model_id, run]
     sampling = client.create_sampling_client(base_model=BASE).result()
     assert rest.get_sampler(sampling._sampling_session_id).result().base_model == BASE
 
@@ -231,14 +231,14 @@ def test_sessions_are_found(service: ServedTraining) -> None:
     rest = tinker.RestClient(base_url=service.url, api_key=KEY)
     sessions = []
     for name in ("first night", "second night", "day"):
-        made = tinker.ServiceClient({"name": name}, display_name=name, base_url=service.url, api_key=KEY)
-        sessions.append(made.holder.get_session_id())
-        made.close("errored", detail="why").result()
+        client = tinker.ServiceClient({"name": name}, display_name=name, base_url=service.url, api_key=KEY)
+        sessions.append(client.holder.get_session_id())
+        client.close("errored", detail="why").result()
     page = rest.search_sessions(types.SessionSearchRequest(display_name="NIGHT", limit=1)).result()
-    assert [each.session_id for each in page.sessions] == [sessions[1]]
+    assert [session.session_id for session in page.sessions] == [sessions[1]]
     request = types.SessionSearchRequest(display_name="NIGHT", limit=1, cursor=page.next_cursor)
     page = rest.search_sessions(request).result()
-    assert [each.session_id for each in page.sessions] == [sessions[0]] and page.next_cursor is None
+    assert [session.session_id for session in page.sessions] == [sessions[0]] and page.next_cursor is None
     status = page.sessions[0].status
     assert status is not None and status.type == "client_finished"
 
@@ -281,7 +281,7 @@ def test_what_is_not_there_is_refused_by_name(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("ask", "message"),
+    ("call", "message"),
     [
         (lambda t: t.forward_backward(DATA, "ppo"), "loss_fn = 'ppo' is not a loss"),
         (lambda t: t.forward_backward(DATA, "cross_entropy", {"clip": 1.0}), "loss_fn_config: clip"),
@@ -295,11 +295,11 @@ def test_what_is_not_there_is_refused_by_name(
     ],
 )
 def test_a_wrong_argument_is_named_and_the_next_request_runs(
-    client: tinker.ServiceClient, ask: Callable[[tinker.TrainingClient], Any], message: str
+    client: tinker.ServiceClient, call: Callable[[tinker.TrainingClient], Any], message: str
 ) -> None:
     training = client.create_lora_training_client(BASE, rank=4).result()
     with pytest.raises(tinker.RequestFailedError) as caught:
-        ask(training).result()
+        call(training).result()
     assert message in str(caught.value)
     assert math.isfinite(training.forward(DATA, "cross_entropy").result().metrics["loss:sum"])
 
@@ -323,7 +323,9 @@ async def test_methods_that_the_client_deprecates_answer_alike(
     await (await training.optim_step_async(types.AdamParams(learning_rate=1.0)))
     after = await (await training.forward_async(DATA, "cross_entropy"))
     assert after.metrics["loss:sum"] < passed.metrics["loss:sum"]
-    doubled = await training.forward_backward_custom_async(DATA, lambda data, found: (-torch.cat(found).sum(), {}))
+    doubled = await training.forward_backward_custom_async(
+        DATA, lambda data, logprobs: (-torch.cat(logprobs).sum(), {})
+    )
     assert (await doubled).metrics["loss:sum"] == pytest.approx(after.metrics["loss:sum"], rel=1e-5)
     path = (await (await training.save_state_async("a"))).path
     answers = (await (await training.save_weights_for_sampler_async("b"))).path
@@ -343,9 +345,9 @@ async def test_methods_that_the_client_deprecates_answer_alike(
         await training.create_sampling_client_async(answers),
         await client.create_sampling_client_async(model_path=answers),
     ]
-    drawn = [(await each.sample_async(PROMPT, 1, GREEDY)).sequences[0].tokens for each in samplers]
+    drawn = [(await sampler.sample_async(PROMPT, 1, GREEDY)).sequences[0].tokens for sampler in samplers]
     assert drawn[0] == drawn[1] == drawn[2]
-    scores = [await each.compute_logprobs_async(PROMPT) for each in samplers]
+    scores = [await sampler.compute_logprobs_async(PROMPT) for sampler in samplers]
     assert scores[0] == scores[1] == scores[2]
     assert await samplers[0].get_base_model_async() == BASE
     await _rest_answers(client.create_rest_client(), training.model_id, path, samplers[1]._sampling_session_id)
@@ -356,9 +358,11 @@ async def _rest_answers(rest: tinker.RestClient, run: str, path: str, sampler: s
     session = run.partition(":")[0]
     assert (await rest.get_training_run_async(run)).training_run_id == run
     assert (await rest.get_training_run_by_tinker_path_async(path)).training_run_id == run
-    assert run in [each.training_run_id for each in (await rest.list_training_runs_async()).training_runs]
-    assert path in [each.tinker_path for each in (await rest.list_checkpoints_async(run)).checkpoints]
-    assert path in [each.tinker_path for each in (await rest.list_user_checkpoints_async()).checkpoints]
+    assert run in [
+        training_run.training_run_id for training_run in (await rest.list_training_runs_async()).training_runs
+    ]
+    assert path in [checkpoint.tinker_path for checkpoint in (await rest.list_checkpoints_async(run)).checkpoints]
+    assert path in [checkpoint.tinker_path for checkpoint in (await rest.list_user_checkpoints_async()).checkpoints]
     assert run in (await rest.get_session_async(session)).training_run_ids
     assert session in (await rest.list_sessions_async()).sessions
     assert (await rest.get_sampler_async(sampler)).base_model == BASE
@@ -368,7 +372,7 @@ async def _rest_answers(rest: tinker.RestClient, run: str, path: str, sampler: s
     await rest.delete_checkpoint_from_tinker_path_async(copies[0])
     await rest.delete_checkpoint_async(copies[1].split("/")[2], "weights/a")
     left = (await rest.list_user_checkpoints_async()).checkpoints
-    assert sorted(each.tinker_path for each in left if each.checkpoint_type == "training") == [path]
+    assert sorted(checkpoint.tinker_path for checkpoint in left if checkpoint.checkpoint_type == "training") == [path]
     refused = [
         rest.publish_checkpoint_from_tinker_path_async(path),
         rest.unpublish_checkpoint_from_tinker_path_async(path),
@@ -378,9 +382,9 @@ async def _rest_answers(rest: tinker.RestClient, run: str, path: str, sampler: s
         rest.get_current_checkpoint_storage_usage_async(),
         rest.get_external_weights_urls_async(path.replace("/weights/", "/external_weights/")),
     ]
-    for each in refused:
+    for request in refused:
         with pytest.raises(tinker.BadRequestError, match="not supported"):
-            await each
+            await request
 
 
 @pytest.mark.long

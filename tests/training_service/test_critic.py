@@ -48,45 +48,45 @@ def test_values_and_gradients_of_a_critic_are_those_of_plain_torch(
     head = layout.value_head(vector)
     assert head is not None and head.any()
     head = head.detach().clone().requires_grad_()
-    asked = critic_pass("c", 7)
-    done = result(bank.passes([asked])[0])
+    pass_request = critic_pass("c", 7)
+    outcome = result(bank.passes([pass_request])[0])
     total = torch.zeros(())
-    for one, outputs in zip(asked.data, done.outputs, strict=True):
-        hidden = model(input_ids=torch.from_numpy(one.tokens)[None], output_hidden_states=True).hidden_states[-1][0]
+    for row, outputs in zip(pass_request.data, outcome.outputs, strict=True):
+        hidden = model(input_ids=torch.from_numpy(row.tokens)[None], output_hidden_states=True).hidden_states[-1][0]
         values = (hidden @ head.T)[:, 0]
         torch.testing.assert_close(torch.from_numpy(outputs["values"]), values.detach(), atol=1e-5, rtol=1e-5)
-        old, returns, share = (torch.from_numpy(one.inputs[name]) for name in ("values", "returns", "weights"))
-        held = torch.maximum(torch.minimum(values, old + 0.2), old - 0.2)
-        total = total + (share * torch.maximum((values - returns) ** 2, (held - returns) ** 2) / 2).sum()
+        old, returns, share = (torch.from_numpy(row.inputs[name]) for name in ("values", "returns", "weights"))
+        clipped = torch.maximum(torch.minimum(values, old + 0.2), old - 0.2)
+        total = total + (share * torch.maximum((values - returns) ** 2, (clipped - returns) ** 2) / 2).sum()
     total.backward()
-    assert done.metrics["loss:sum"] == pytest.approx(total.item(), rel=1e-5)
+    assert outcome.metrics["loss:sum"] == pytest.approx(total.item(), rel=1e-5)
     gradient = bank._awake("c").state.gradients["factors"]
     torch.testing.assert_close(layout.value_head(gradient), head.grad, atol=1e-5, rtol=1e-5)
     parameters = dict(model.named_parameters())
     for name, a, b in layout.factors(gradient):
         for part, own in (("A", a), ("B", b)):
-            wanted = parameters[f"base_model.model.{name}.lora_{part}.default.weight"].grad
-            torch.testing.assert_close(own, wanted, atol=2e-5, rtol=1e-5)
+            expected = parameters[f"base_model.model.{name}.lora_{part}.default.weight"].grad
+            torch.testing.assert_close(own, expected, atol=2e-5, rtol=1e-5)
 
 
 def test_critics_beside_policies_learn_what_each_learns_alone(trainer: TrainerConfig) -> None:
     specs = {"p": AdapterSpec(rank=8, seed=3), "c": CRITIC, "d": attrs.evolve(CRITIC, rank=8, seed=2)}
-    together, alone = bank_of(trainer), bank_of(trainer)
-    for bank in (together, alone):
+    together, separate = bank_of(trainer), bank_of(trainer)
+    for bank in (together, separate):
         for name, spec in specs.items():
             bank.create(name, spec)
     for seed in range(3):
-        asked = [request("p", [datum(9, seed)]), critic_pass("c", seed), critic_pass("d", seed + 10)]
-        joint = [result(each) for each in together.passes(asked)]
-        single = [result(alone.passes([each])[0]) for each in asked]
-        assert [each.metrics["loss:sum"] for each in joint] == pytest.approx(
-            [each.metrics["loss:sum"] for each in single], rel=1e-5
+        requests = [request("p", [datum(9, seed)]), critic_pass("c", seed), critic_pass("d", seed + 10)]
+        joint = [result(outcome) for outcome in together.passes(requests)]
+        single = [result(separate.passes([pass_request])[0]) for pass_request in requests]
+        assert [outcome.metrics["loss:sum"] for outcome in joint] == pytest.approx(
+            [outcome.metrics["loss:sum"] for outcome in single], rel=1e-5
         )
-        for bank in (together, alone):
+        for bank in (together, separate):
             for name in specs:
                 bank.optimizer_step(name, STEP)
     for name in specs:
-        torch.testing.assert_close(weights(together, name), weights(alone, name), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(weights(together, name), weights(separate, name), atol=1e-5, rtol=1e-5)
 
 
 def test_a_stored_critic_continues_bit_for_bit_and_is_no_policy(trainer: TrainerConfig, tmp_path: Path) -> None:
@@ -105,7 +105,10 @@ def test_a_stored_critic_continues_bit_for_bit_and_is_no_policy(trainer: Trainer
     with pytest.raises(RequestError, match="this model has a value head, and the stored one has none"):
         bank.load("c", tmp_path / "p", optimizer=False)
     refused = bank.passes([critic_pass("p", 0), request("c", [datum(4, 0)])])
-    assert [str(each).partition(":")[0] for each in refused] == ["loss_fn = 'ppo_critic'", "loss_fn = 'cross_entropy'"]
+    assert [str(error).partition(":")[0] for error in refused] == [
+        "loss_fn = 'ppo_critic'",
+        "loss_fn = 'cross_entropy'",
+    ]
     [values] = bank.passes([attrs.evolve(request("c", [datum(4, 0)], backward=False), loss="ppo_critic")])
     assert result(values).outputs[0]["values"].shape == (4,)
     assert result(values).metrics == {"loss:sum": 0.0}
@@ -129,8 +132,10 @@ def test_the_client_trains_a_critic(tmp_path: Path, nano: Path) -> None:
         loss: Any = "ppo_critic"
         for _ in range(30):
             values = _values(critic, row)
-            given = {**inputs, "values": values, "returns": types.TensorData.from_numpy(returns)}
-            critic.forward_backward([types.Datum(model_input=row.model_input, loss_fn_inputs=given)], loss).result()
+            loss_inputs = {**inputs, "values": values, "returns": types.TensorData.from_numpy(returns)}
+            critic.forward_backward(
+                [types.Datum(model_input=row.model_input, loss_fn_inputs=loss_inputs)], loss
+            ).result()
             critic.optim_step(types.AdamParams(learning_rate=2e-2)).result()
         print("values after 30 steps:", values.tolist(), "returns:", returns.tolist())
         assert np.abs(np.array(values.tolist()) - returns).max() < 0.1

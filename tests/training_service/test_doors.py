@@ -78,8 +78,10 @@ def test_another_clients_things_do_not_exist(tmp_path: Path) -> None:
         path = result(anna, saved).json()["path"]
         base = {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE}
         sampler = anna.post("/create_sampling_session", json=base).json()["sampling_session_id"]
-        ask = {"prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {"max_tokens": 2}}
-        sampled = anna.post("/asample", json={"sampling_session_id": sampler, "seq_id": 0, **ask}).json()["request_id"]
+        sample_body = {"prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {"max_tokens": 2}}
+        sampled = anna.post("/asample", json={"sampling_session_id": sampler, "seq_id": 0, **sample_body}).json()[
+            "request_id"
+        ]
         result(anna, sampled)
         own = session_of(bert)
         checkpoint = f"/training_runs/{model}/checkpoints/weights/a"
@@ -95,7 +97,7 @@ def test_another_clients_things_do_not_exist(tmp_path: Path) -> None:
             ("/create_sampling_session", {"session_id": own, "sampling_session_seq_id": 0, "model_path": path}),
             ("/create_sampling_session", {**base, "sampling_session_seq_id": 1}),
             ("/join_sampling_session", {"sampling_session_id": sampler}),
-            ("/asample", {"sampling_session_id": sampler, "seq_id": 1, **ask}),
+            ("/asample", {"sampling_session_id": sampler, "seq_id": 1, **sample_body}),
             ("/retrieve_future", {"request_id": passed}),
             ("/retrieve_future", {"request_id": sampled}),
             ("/retrieve_futures", {"target": {"sampling_session_id": sampler}}),
@@ -103,11 +105,11 @@ def test_another_clients_things_do_not_exist(tmp_path: Path) -> None:
             ("/weights_info", {"tinker_path": path}),
             ("/copy_weights", {"source_path": path, "destination_project_id": "p"}),
         ]
-        refused = [bert.post(place, json=body) for place, body in posts]
+        refused = [bert.post(path, json=body) for path, body in posts]
         refused += [
             bert.post("/forward_backward", content=pass_body(model, 3, DATA), headers=PROTOBUF),
-            *(bert.get(place) for place in (f"/training_runs/{model}", f"/training_runs/{model}/checkpoints")),
-            *(bert.get(place) for place in (f"/sessions/{session}", f"/samplers/{sampler}")),
+            *(bert.get(path) for path in (f"/training_runs/{model}", f"/training_runs/{model}/checkpoints")),
+            *(bert.get(path) for path in (f"/sessions/{session}", f"/samplers/{sampler}")),
             bert.delete(checkpoint),
             bert.put(checkpoint + "/ttl", json={"ttl_seconds": 3600}),
             bert.put(f"/sessions/{session}/project", json={"project_id": "p"}),
@@ -117,7 +119,7 @@ def test_another_clients_things_do_not_exist(tmp_path: Path) -> None:
             "/load_weights", json={"session_id": own, "model_seq_id": 0, "path": path, "optimizer": False}
         ).json()
         assert "there is no checkpoint" in result(bert, future["request_id"]).json()["error"]
-        listed = [bert.get(place).json() for place in ("/checkpoints", "/training_runs")]
+        listed = [bert.get(path).json() for path in ("/checkpoints", "/training_runs")]
         assert [listed[0]["checkpoints"], listed[1]["training_runs"]] == [[], []]
         assert bert.get("/sessions").json()["sessions"] == [own]
         assert anna.get(f"/training_runs/{model}/checkpoints").json()["checkpoints"][0]["tinker_path"] == path
@@ -146,7 +148,7 @@ def test_limits_are_named(tmp_path: Path) -> None:
         for seq in (2, 3, 4):  # the second one replaces the first
             save = {"model_id": model, "seq_id": seq, "path": "ab"[seq // 4], "overwrite": True}
             answers.append(result(client, client.post("/save_weights", json=save).json()["request_id"]).json())
-        assert [each.get("path", "")[-1:] for each in answers] == ["a", "a", ""]
+        assert [answer.get("path", "")[-1:] for answer in answers] == ["a", "a", ""]
         assert "at most 50000 are allowed" in answers[2]["error"]
         asyncio.run_coroutine_threadsafe(service._service.executor.collect(), service._loop).result()
         assert len(list((tmp_path / "weights").glob("*-weights-*"))) == 1
@@ -193,12 +195,12 @@ def test_a_request_that_is_too_long_does_not_hold_up_its_model(tmp_path: Path, e
         body = pass_body(model, 1, DATA * 300)
         packed = zstandard.ZstdCompressor().compress(body) if encoding == "zstd" else body
         headers = {**PROTOBUF, "content-encoding": encoding}
-        (first, again) = [client.post("/forward_backward", content=packed, headers=headers) for _ in range(2)]
-        assert first.json() == again.json()
+        (first, repeat) = [client.post("/forward_backward", content=packed, headers=headers) for _ in range(2)]
+        assert first.json() == repeat.json()
         saved = client.post("/save_weights", json=metadata).json()["request_id"]
-        said = result(client, first.json()["request_id"]).json()
-        assert said == {"error": said["error"], "category": "user"}
-        assert "longer than 20000 bytes, training_service.max_body_bytes" in said["error"]
+        refusal = result(client, first.json()["request_id"]).json()
+        assert refusal == {"error": refusal["error"], "category": "user"}
+        assert "longer than 20000 bytes, training_service.max_body_bytes" in refusal["error"]
         assert result(client, saved).json()["type"] == "save_weights"
         assert result(client, stepped).json()["type"] == "optim_step"
 
@@ -337,7 +339,7 @@ def test_status_counts(service: ServedTraining) -> None:
         training = client.create_lora_training_client(BASE, rank=4).result()
         training.forward_backward(DATA, "cross_entropy").result()
         training.optim_step(types.AdamParams()).result()
-        status = on_service(service, lambda each: each.status())
+        status = on_service(service, lambda training: training.status())
         (model,) = status.models
         assert (model.rank, model.steps, model.next_seq, model.waiting, status.sessions) == (4, 1, 3, 0, 1)
         assert model.loss is not None and 3 < model.loss < 4  # log 32 = 3.47 nats per token

@@ -45,8 +45,8 @@ FORMULAS: Mapping[str, tuple[dict[str, float], Formula]] = {
 
 
 def _computed(data: list[Datum], logprobs: list[Tensor], loss: str, settings: dict[str, float]) -> Tensor:
-    one = request("m", data, loss, loss_config=settings)
-    return LOSSES[loss].compute(loss_tokens(one.data, logprobs, settings_of(one)))
+    pass_request = request("m", data, loss, loss_config=settings)
+    return LOSSES[loss].compute(loss_tokens(pass_request.data, logprobs, settings_of(pass_request)))
 
 
 @pytest.mark.long
@@ -59,41 +59,41 @@ def test_every_loss_but_cross_entropy_has_a_formula_here() -> None:
 def test_a_loss_and_its_gradient_are_those_of_its_formula(loss: str) -> None:
     settings, formula = FORMULAS[loss]
     data = [datum(6, seed=1), datum(11, seed=2)]
-    now = [(torch.from_numpy(each.inputs["logprobs"]) + torch.randn(len(each.tokens)) * 0.6) for each in data]
-    now = [each.clamp(max=-0.01).requires_grad_() for each in now]
-    plain = [each.detach().clone().requires_grad_() for each in now]
+    now = [(torch.from_numpy(row.inputs["logprobs"]) + torch.randn(len(row.tokens)) * 0.6) for row in data]
+    now = [tensor.clamp(max=-0.01).requires_grad_() for tensor in now]
+    plain = [tensor.detach().clone().requires_grad_() for tensor in now]
 
-    found = _computed(data, list(now), loss, settings)
-    wanted = [
-        formula(each, torch.from_numpy(one.inputs["logprobs"]), torch.from_numpy(one.inputs["advantages"]))
-        for each, one in zip(plain, data, strict=True)
+    losses = _computed(data, list(now), loss, settings)
+    expected = [
+        formula(logprobs, torch.from_numpy(row.inputs["logprobs"]), torch.from_numpy(row.inputs["advantages"]))
+        for logprobs, row in zip(plain, data, strict=True)
     ]
 
-    torch.testing.assert_close(found, torch.cat(wanted))
-    found.sum().backward()
-    torch.cat(wanted).sum().backward()
-    for each, other in zip(now, plain, strict=True):
-        torch.testing.assert_close(each.grad, other.grad)
+    torch.testing.assert_close(losses, torch.cat(expected))
+    losses.sum().backward()
+    torch.cat(expected).sum().backward()
+    for tensor, other in zip(now, plain, strict=True):
+        torch.testing.assert_close(tensor.grad, other.grad)
 
 
 @pytest.mark.long
 def test_cross_entropy_weighs_several_targets_of_a_position() -> None:
-    one = datum(4, seed=3, targets=3)
+    row = datum(4, seed=3, targets=3)
     logprobs = torch.randn(4, 3)
-    found = _computed([one], [logprobs], "cross_entropy", {})
-    torch.testing.assert_close(found, -(torch.from_numpy(one.inputs["weights"]) * logprobs).flatten())
+    losses = _computed([row], [logprobs], "cross_entropy", {})
+    torch.testing.assert_close(losses, -(torch.from_numpy(row.inputs["weights"]) * logprobs).flatten())
 
 
 @pytest.mark.long
 def test_bounds_may_be_given_for_each_token() -> None:
     """r = e: token 0 is clipped to 1.5, token 1 only at 9."""
-    one = evolve(
+    row = evolve(
         datum(2, seed=0, advantages=1.0, logprobs=-2.0, clip_low_threshold=0.5),
         inputs=dict(datum(2, seed=0, advantages=1.0, logprobs=-2.0, clip_low_threshold=0.5).inputs)
         | {"clip_high_threshold": np.array([1.5, 9.0], np.float32)},
     )
-    found = _computed([one], [torch.tensor([-1.0, -1.0])], "ppo", {})
-    torch.testing.assert_close(found, torch.tensor([-1.5, -torch.e]))
+    losses = _computed([row], [torch.tensor([-1.0, -1.0])], "ppo", {})
+    torch.testing.assert_close(losses, torch.tensor([-1.5, -torch.e]))
 
 
 @pytest.mark.long
@@ -101,20 +101,20 @@ def test_a_sequence_ratio_leaves_out_unmarked_tokens() -> None:
     marked = datum(2, seed=0, advantages=1.0, logprobs=-2.0)
     inputs = {**marked.inputs, "sequence_ratio_mask": np.array([1, 0], np.float32)}
     settings = {"clip_low_threshold": 0.0, "clip_high_threshold": 9.0}
-    found = _computed([evolve(marked, inputs=inputs)], [torch.tensor([-1.0, -7.0])], "gspo", settings)
-    torch.testing.assert_close(found, torch.full((2,), -torch.e))
+    losses = _computed([evolve(marked, inputs=inputs)], [torch.tensor([-1.0, -7.0])], "gspo", settings)
+    torch.testing.assert_close(losses, torch.full((2,), -torch.e))
 
 
 def _with(**arrays: Any) -> Datum:
-    one = datum(4, seed=0)
-    return evolve(one, inputs={**one.inputs, **arrays})
+    row = datum(4, seed=0)
+    return evolve(row, inputs={**row.inputs, **arrays})
 
 
-def _refused(one: Datum, loss: str, names: set[str], **settings: float) -> str:
-    given = evolve(one, inputs={name: each for name, each in one.inputs.items() if name in names})
+def _refused(row: Datum, loss: str, names: set[str], **settings: float) -> str:
+    filtered = evolve(row, inputs={name: values for name, values in row.inputs.items() if name in names})
     with pytest.raises(RequestError) as error:
         refuse_unusable(
-            evolve(request("m", [given], "ppo"), data=[given], loss=loss, loss_config=settings),
+            evolve(request("m", [filtered], "ppo"), data=[filtered], loss=loss, loss_config=settings),
             vocabulary=256,
             longest=8,
         )
@@ -125,7 +125,7 @@ RL = {"target_tokens", "logprobs", "advantages"}
 
 
 @pytest.mark.parametrize(
-    ("one", "loss", "names", "settings", "message"),
+    ("row", "loss", "names", "settings", "message"),
     [
         (datum(4, 0), "pppo", RL, {}, "'pppo' is unknown; there are cross_entropy, importance_sampling, ppo"),
         (datum(4, 0), "stable_reinforce", RL, {}, "'stable_reinforce' is not supported: it needs information"),
@@ -151,9 +151,9 @@ RL = {"target_tokens", "logprobs", "advantages"}
     ],
 )  # fmt: skip
 def test_what_a_loss_cannot_use_is_refused_by_name(
-    one: Datum, loss: str, names: set[str], settings: dict[str, float], message: str
+    row: Datum, loss: str, names: set[str], settings: dict[str, float], message: str
 ) -> None:
-    assert message in _refused(one, loss, names, **settings)
+    assert message in _refused(row, loss, names, **settings)
 
 
 def test_an_optional_array_in_some_sequences_only_is_refused() -> None:

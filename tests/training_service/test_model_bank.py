@@ -56,9 +56,12 @@ def _three_steps(bank: ModelBank, specs: Sequence[AdapterSpec], *, together: boo
     for round_ in range(3):
         for part in range(2):
             requests = requests_of(specs, 2 * round_ + part)
-            found = bank.passes(requests) if together else [bank.passes([each])[0] for each in requests]
-            for index, each in enumerate(found):
-                outputs[index] += [result(each).metrics["loss:sum"], [o["logprobs"] for o in result(each).outputs]]
+            outcomes = bank.passes(requests) if together else [bank.passes([request])[0] for request in requests]
+            for index, outcome in enumerate(outcomes):
+                outputs[index] += [
+                    result(outcome).metrics["loss:sum"],
+                    [o["logprobs"] for o in result(outcome).outputs],
+                ]
         for index, _ in enumerate(specs):
             outputs[index].append(bank.optimizer_step(f"m{index}", STEP)["grad_norm:mean"])
     return [[*outputs[index], weights(bank, f"m{index}")] for index, _ in enumerate(specs)]
@@ -72,14 +75,14 @@ def test_a_beginning_that_rows_share_is_computed_once_and_changes_nothing(traine
     rows = [*groups[0], datum(30, 99), *groups[1], groups[1][0]]
     spec = AdapterSpec(rank=4, seed=1)
     bank = _created(trainer, [spec, spec])
-    layout = whole_rows([[torch.from_numpy(each.tokens) for each in rows], [torch.arange(3)]], bank._options)
-    assert layout.starts == (0, sum(len(each.tokens) for each in rows) - 3 * 20 - 4 * 21, layout.starts[1] + 3)
+    layout = whole_rows([[torch.from_numpy(row.tokens) for row in rows], [torch.arange(3)]], bank._options)
+    assert layout.starts == (0, sum(len(row.tokens) for row in rows) - 3 * 20 - 4 * 21, layout.starts[1] + 3)
     together = result(bank.passes([request("m0", rows)])[0])
-    alone = [result(bank.passes([request("m1", [each])])[0]) for each in rows]
+    separate = [result(bank.passes([request("m1", [row])])[0]) for row in rows]
     one, other = [bank._awake(name).state.gradients["factors"] for name in ("m0", "m1")]
     assert (one - other).norm() < 1e-5 * other.norm()
-    for found, expected in zip(together.outputs, alone, strict=True):
-        pair: tuple[Any, Any] = (found["logprobs"], expected.outputs[0]["logprobs"])
+    for output, expected in zip(together.outputs, separate, strict=True):
+        pair: tuple[Any, Any] = (output["logprobs"], expected.outputs[0]["logprobs"])
         np.testing.assert_allclose(*pair, atol=1e-5)
 
 
@@ -87,8 +90,8 @@ def test_a_beginning_that_rows_share_is_computed_once_and_changes_nothing(traine
 @pytest.mark.parametrize("tokens_per_pass", [4096, 60])
 def test_eight_adapters_in_one_pass_learn_what_each_learns_alone(trainer: TrainerConfig, tokens_per_pass: int) -> None:
     together = _three_steps(_created(trainer, MIXED, tokens_per_pass=tokens_per_pass), MIXED, together=True)
-    alone = _three_steps(_created(trainer, MIXED), MIXED, together=False)
-    for one, other in zip(together, alone, strict=True):
+    separate = _three_steps(_created(trainer, MIXED), MIXED, together=False)
+    for one, other in zip(together, separate, strict=True):
         torch.testing.assert_close(_tensors(one), _tensors(other), atol=1e-5, rtol=1e-5)
 
 
@@ -96,8 +99,8 @@ def test_adapters_in_padded_rows_learn_the_same(trainer: TrainerConfig) -> None:
     padded = evolve_at(trainer, "use_sample_packing", False)
     one = _three_steps(_created(padded, MIXED[:4]), MIXED[:4], together=True)
     other = _three_steps(_created(trainer, MIXED[:4]), MIXED[:4], together=True)
-    for each, same in zip(one, other, strict=True):
-        torch.testing.assert_close(_tensors(each), _tensors(same), atol=1e-5, rtol=1e-5)
+    for value, same in zip(one, other, strict=True):
+        torch.testing.assert_close(_tensors(value), _tensors(same), atol=1e-5, rtol=1e-5)
 
 
 def _tensors(values: Any) -> list[Tensor]:
@@ -105,7 +108,7 @@ def _tensors(values: Any) -> list[Tensor]:
         case dict():
             return _tensors(list(values.values()))
         case list():
-            return [tensor for each in values for tensor in _tensors(each)]
+            return [tensor for value in values for tensor in _tensors(value)]
         case _:
             return [torch.as_tensor(values)]
 
@@ -124,9 +127,9 @@ def test_gradients_are_those_of_peft_by_autograd(trainer: TrainerConfig, untied:
     names = tuple(layout_of(bank, "m0").layers)
     adapted = with_adapter(model, SkyRLLoraConfig(rank=4, alpha=ALPHA, target_modules=names), seed=9, field="lora")
     drawn = dict(adapter_alone(iter(adapted.state_dict().items())))
-    held = {name: (a, b) for name, a, b in layout_of(bank, "m0").factors(weights(bank, "m0")["factors"])}
-    assert "lm_head" in held
-    for name, (a, b) in held.items():
+    factors = {name: (a, b) for name, a, b in layout_of(bank, "m0").factors(weights(bank, "m0")["factors"])}
+    assert "lm_head" in factors
+    for name, (a, b) in factors.items():
         assert torch.equal(a, drawn[f"base_model.model.{name}.lora_A.weight"]), "A is drawn as PEFT draws it"
         assert not b.any()
     bank.passes([request("m0", [datum(9, 1)])])
@@ -140,14 +143,14 @@ def test_gradients_are_those_of_peft_by_autograd(trainer: TrainerConfig, untied:
 
     data = [datum(9, 2), datum(5, 3)]
     loss = torch.zeros(())
-    for each in data:
-        logits = adapted(input_ids=torch.from_numpy(each.tokens)[None]).logits[0].log_softmax(-1)
-        now = logits.gather(-1, torch.from_numpy(each.inputs["target_tokens"])[:, None])[:, 0]
-        loss = loss - (now * torch.from_numpy(each.inputs["weights"])).sum()
+    for row in data:
+        logits = adapted(input_ids=torch.from_numpy(row.tokens)[None]).logits[0].log_softmax(-1)
+        now = logits.gather(-1, torch.from_numpy(row.inputs["target_tokens"])[:, None])[:, 0]
+        loss = loss - (now * torch.from_numpy(row.inputs["weights"])).sum()
     loss.backward()
-    [done] = bank.passes([request("m0", data)])
+    [outcome] = bank.passes([request("m0", data)])
 
-    assert result(done).metrics["loss:sum"] == pytest.approx(loss.item(), rel=1e-6)
+    assert result(outcome).metrics["loss:sum"] == pytest.approx(loss.item(), rel=1e-6)
     gradient = bank._awake("m0").state.gradients["factors"]
     for name, a, b in layout_of(bank, "m0").factors(gradient):
         for part, own in (("A", a), ("B", b)):
@@ -156,13 +159,13 @@ def test_gradients_are_those_of_peft_by_autograd(trainer: TrainerConfig, untied:
 
 def test_several_targets_of_a_position_count_with_their_weights(trainer: TrainerConfig) -> None:
     bank = _created(trainer, [AdapterSpec(rank=4, seed=9), AdapterSpec(rank=4, seed=9)])
-    one = datum(6, 4, targets=3)
-    apart = [attrs.evolve(one, inputs={name: each[:, k] for name, each in one.inputs.items()}) for k in range(3)]
-    wide, single = bank.passes([request("m0", [one]), request("m1", apart)])
-    found = result(wide).outputs[0]["logprobs"]
-    assert found.shape == (6, 3)
-    apart_found = [torch.from_numpy(each["logprobs"]) for each in result(single).outputs]
-    torch.testing.assert_close(torch.from_numpy(found), torch.stack(apart_found, 1), atol=1e-5, rtol=1e-5)
+    row = datum(6, 4, targets=3)
+    apart = [attrs.evolve(row, inputs={name: values[:, k] for name, values in row.inputs.items()}) for k in range(3)]
+    wide, single = bank.passes([request("m0", [row]), request("m1", apart)])
+    logprobs = result(wide).outputs[0]["logprobs"]
+    assert logprobs.shape == (6, 3)
+    apart_found = [torch.from_numpy(output["logprobs"]) for output in result(single).outputs]
+    torch.testing.assert_close(torch.from_numpy(logprobs), torch.stack(apart_found, 1), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(
         bank._awake("m0").state.gradients, bank._awake("m1").state.gradients, atol=1e-5, rtol=1e-4
     )
@@ -188,23 +191,23 @@ class _Sum(Objective):
 
 def _batch(data: Sequence[Datum], advantages: str) -> TrainingBatch:
     """The rows of the data, each with its last target behind it."""
-    width = max(len(each.tokens) for each in data) + 1
+    width = max(len(row.tokens) for row in data) + 1
 
     def table(rows: list[np.ndarray[Any, Any]]) -> Tensor:
-        return torch.stack([torch.from_numpy(np.pad(each, (0, width - len(each)))) for each in rows])
+        return torch.stack([torch.from_numpy(np.pad(row, (0, width - len(row)))) for row in rows])
 
-    lengths = torch.tensor([len(each.tokens) + 1 for each in data])
+    lengths = torch.tensor([len(row.tokens) + 1 for row in data])
     columns = torch.arange(width)
     mask = (columns > 0) & (columns < lengths[:, None])
     return TrainingBatch(
-        input_ids=table([np.append(each.tokens, each.inputs["target_tokens"][-1]) for each in data]),
+        input_ids=table([np.append(row.tokens, row.inputs["target_tokens"][-1]) for row in data]),
         lengths=lengths,
         loss_mask=mask,
         rollout_logprobs=torch.zeros(mask.shape),
         rewards=torch.zeros(mask.shape),
         groups=torch.arange(len(data)),
-        old_logprobs=table([np.append(np.float32(0), each.inputs["logprobs"]) for each in data]),
-        advantages=table([np.append(np.float32(0), each.inputs[advantages]) for each in data]),
+        old_logprobs=table([np.append(np.float32(0), row.inputs["logprobs"]) for row in data]),
+        advantages=table([np.append(np.float32(0), row.inputs[advantages]) for row in data]),
     )
 
 
@@ -224,16 +227,16 @@ def test_three_steps_are_those_of_our_own_trainer(
         batch = _batch(data, "weights" if clip is None else "advantages")
         asyncio.run(policy.forward_backward(batch, _Sum(clip=clip)))
         norm = asyncio.run(policy.optimizer_step(own))["grad_norm"]
-        for each in bank.passes([request("m0", data, loss), request("m1", [datum(7, round_)])]):
-            result(each)
+        for outcome in bank.passes([request("m0", data, loss), request("m1", [datum(7, round_)])]):
+            result(outcome)
         assert bank.optimizer_step("m0", settings)["grad_norm:mean"] == pytest.approx(norm, rel=1e-5)
-    wanted = dict(adapter_alone(policy.strategy.gather()))
-    found = {
+    expected = dict(adapter_alone(policy.strategy.gather()))
+    adapter_weights = {
         f"base_model.model.{name}.lora_{part}.weight": factor
         for name, a, b in layout_of(bank, "m0").factors(weights(bank, "m0")["factors"])
         for part, factor in (("A", a), ("B", b))
     }
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(adapter_weights, expected, atol=1e-5, rtol=1e-5)
     policy.close()
 
 
@@ -246,23 +249,23 @@ def test_a_stored_model_continues_bit_for_bit_and_peft_loads_it(
     bank.passes([requests_of(MIXED, 1)[0]])  # gradients that wait for a step
     bank.save("m0", tmp_path / "stored", optimizer=True)
 
-    again = _created(trainer, [AdapterSpec(rank=4, seed=77)])
-    again.load("m0", tmp_path / "stored", optimizer=True)
-    for each in (bank, again):
-        each.optimizer_step("m0", STEP)
-        each.passes([requests_of(MIXED, 2)[0]])
-        each.optimizer_step("m0", STEP)
-    torch.testing.assert_close(weights(again, "m0"), weights(bank, "m0"), atol=0, rtol=0)
+    restored = _created(trainer, [AdapterSpec(rank=4, seed=77)])
+    restored.load("m0", tmp_path / "stored", optimizer=True)
+    for target in (bank, restored):
+        target.optimizer_step("m0", STEP)
+        target.passes([requests_of(MIXED, 2)[0]])
+        target.optimizer_step("m0", STEP)
+    torch.testing.assert_close(weights(restored, "m0"), weights(bank, "m0"), atol=0, rtol=0)
 
-    again.load("m0", tmp_path / "stored", optimizer=False)
-    assert again._awake("m0").state.steps == 0
-    [done] = again.passes([request("m0", [datum(8, 5)], backward=False)])
+    restored.load("m0", tmp_path / "stored", optimizer=False)
+    assert restored._awake("m0").state.steps == 0
+    [outcome] = restored.passes([request("m0", [datum(8, 5)], backward=False)])
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(untied), str(tmp_path / "stored"))
-    one = datum(8, 5)
-    logits = model(input_ids=torch.from_numpy(one.tokens)[None]).logits[0].log_softmax(-1)
-    wanted = logits.gather(-1, torch.from_numpy(one.inputs["target_tokens"])[:, None])[:, 0]
-    found = torch.from_numpy(result(done).outputs[0]["logprobs"])
-    torch.testing.assert_close(found, wanted.detach(), atol=1e-5, rtol=1e-5)
+    row = datum(8, 5)
+    logits = model(input_ids=torch.from_numpy(row.tokens)[None]).logits[0].log_softmax(-1)
+    expected = logits.gather(-1, torch.from_numpy(row.inputs["target_tokens"])[:, None])[:, 0]
+    logprobs = torch.from_numpy(result(outcome).outputs[0]["logprobs"])
+    torch.testing.assert_close(logprobs, expected.detach(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.sampled(2)
@@ -270,12 +273,12 @@ def test_a_stored_model_continues_bit_for_bit_and_peft_loads_it(
 def test_resting_adapters_keep_their_bits(trainer: TrainerConfig, tmp_path: Path, on_disk: bool) -> None:
     bounded = _created(trainer, MIXED[:3], resident=1, rest_in=tmp_path if on_disk else None)
     free = _created(trainer, MIXED[:3])
-    one, other = (_three_steps(each, MIXED[:3], together=False) for each in (bounded, free))
+    one, other = (_three_steps(bank, MIXED[:3], together=False) for bank in (bounded, free))
     torch.testing.assert_close(_tensors(one), _tensors(other), atol=0, rtol=0)
     assert len(list(tmp_path.rglob("*.safetensors"))) == (2 if on_disk else 0)
     together = bounded.passes(requests_of(MIXED[:3], 7))
-    assert [result(each).metrics for each in together] == [
-        result(free.passes([each])[0]).metrics for each in requests_of(MIXED[:3], 7)
+    assert [result(outcome).metrics for outcome in together] == [
+        result(free.passes([pass_request])[0]).metrics for pass_request in requests_of(MIXED[:3], 7)
     ]
     bounded.close()
     assert not list(tmp_path.iterdir())
@@ -283,7 +286,7 @@ def test_resting_adapters_keep_their_bits(trainer: TrainerConfig, tmp_path: Path
 
 def test_a_model_that_has_diverged_does_not_reach_the_others(trainer: TrainerConfig) -> None:
     """Segments lie side by side in one padded batch, whose padding reads the first row: NaN must not spread from it."""
-    bank, alone = _created(trainer, MIXED[:3]), _created(trainer, MIXED[:3])
+    bank, separate = _created(trainer, MIXED[:3]), _created(trainer, MIXED[:3])
     bank.passes([requests_of(MIXED, 0)[0]])
     bank.optimizer_step("m0", AdamSettings(lr=1e38))
     requests = requests_of(MIXED[:3], 1)
@@ -291,14 +294,14 @@ def test_a_model_that_has_diverged_does_not_reach_the_others(trainer: TrainerCon
     assert isinstance(broken, RequestError)
     assert "not finite" in str(broken)
     assert not bank._awake("m0").state.gradients
-    for each, same in zip(others, requests[1:], strict=True):
-        assert result(each).metrics == result(alone.passes([same])[0]).metrics
+    for outcome, same in zip(others, requests[1:], strict=True):
+        assert result(outcome).metrics == result(separate.passes([same])[0]).metrics
 
 
 def test_a_forward_pass_changes_nothing(trainer: TrainerConfig) -> None:
     bank = _created(trainer, MIXED[:2])
     both = bank.passes([attrs.evolve(requests_of(MIXED, 0)[0], backward=False), requests_of(MIXED, 0)[1]])
-    assert all(len(result(each).outputs) for each in both)
+    assert all(len(result(outcome).outputs) for outcome in both)
     assert not bank._awake("m0").state.gradients
     assert bank._awake("m1").state.gradients
 
@@ -351,10 +354,10 @@ def test_all_weights_of_a_model_learn_as_by_plain_torch(tied: TrainerConfig, nan
     settings = AdamSettings(lr=1e-3, eps=1e-3, weight_decay=0.1)
 
     def plain(data: Sequence[Datum]) -> None:
-        for each in data:
-            logits = model(input_ids=torch.from_numpy(each.tokens)[None]).logits[0].log_softmax(-1)
-            now = logits.gather(-1, torch.from_numpy(each.inputs["target_tokens"])[:, None])[:, 0]
-            (-(now * torch.from_numpy(each.inputs["weights"])).sum()).backward()
+        for row in data:
+            logits = model(input_ids=torch.from_numpy(row.tokens)[None]).logits[0].log_softmax(-1)
+            now = logits.gather(-1, torch.from_numpy(row.inputs["target_tokens"])[:, None])[:, 0]
+            (-(now * torch.from_numpy(row.inputs["weights"])).sum()).backward()
 
     for round_ in range(3):
         for part in range(2):
@@ -365,22 +368,28 @@ def test_all_weights_of_a_model_learn_as_by_plain_torch(tied: TrainerConfig, nan
         optimizer.zero_grad()
         bank.optimizer_step("whole", settings)
     torch.testing.assert_close(
-        weights(bank, "whole"), {name: each.detach() for name, each in model.named_parameters()}, atol=1e-5, rtol=1e-4
+        weights(bank, "whole"),
+        {name: parameter.detach() for name, parameter in model.named_parameters()},
+        atol=1e-5,
+        rtol=1e-4,
     )
 
     result(bank.passes([request("whole", [datum(6, 1)])])[0])
     bank.save("whole", tmp_path / "stored", optimizer=True)
-    again = bank_of(tied, full=True)
-    again.create("other", None)
-    again.load("other", tmp_path / "stored", optimizer=True)
-    for each, name in ((bank, "whole"), (again, "other")):
-        each.optimizer_step(name, settings)
-    torch.testing.assert_close(weights(again, "other"), weights(bank, "whole"), atol=0, rtol=0)
+    restored = bank_of(tied, full=True)
+    restored.create("other", None)
+    restored.load("other", tmp_path / "stored", optimizer=True)
+    for target, name in ((bank, "whole"), (restored, "other")):
+        target.optimizer_step(name, settings)
+    torch.testing.assert_close(weights(restored, "other"), weights(bank, "whole"), atol=0, rtol=0)
     with pytest.raises(RequestError, match="in use by another client"):
-        again.create("second", None)
-    again.unload("other")
-    again.create("second", None)
+        restored.create("second", None)
+    restored.unload("other")
+    restored.create("second", None)
     loaded = AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32)
     torch.testing.assert_close(
-        weights(again, "second"), {name: each.detach() for name, each in loaded.named_parameters()}, atol=0, rtol=0
+        weights(restored, "second"),
+        {name: parameter.detach() for name, parameter in loaded.named_parameters()},
+        atol=0,
+        rtol=0,
     )

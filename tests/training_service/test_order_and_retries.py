@@ -55,8 +55,8 @@ def result(client: httpx.Client, request_id: str) -> httpx.Response:
 
 def pass_body(model: str, seq: int, data: list[types.Datum]) -> bytes:
     """The body of a `forward_backward`, as the client makes it."""
-    given = types.ForwardBackwardInput(data=data, loss_fn="cross_entropy", loss_fn_config=None)
-    request = types.ForwardBackwardRequest(forward_backward_input=given, model_id=model, seq_id=seq)
+    pass_input = types.ForwardBackwardInput(data=data, loss_fn="cross_entropy", loss_fn_config=None)
+    request = types.ForwardBackwardRequest(forward_backward_input=pass_input, model_id=model, seq_id=seq)
     body: bytes = forward_backward_request_to_proto(request).SerializeToString()
     return body
 
@@ -88,9 +88,9 @@ def test_shuffled_doubled_and_lost_requests_give_the_same_weights(tmp_path: Path
     plain, answers = weights_after(tmp_path / "a", list(range(1, last + 1)), last)
     order = [*range(1, last + 1)] * 2
     random.Random(1).shuffle(order)
-    shuffled, again = weights_after(tmp_path / "b", order, last)
+    shuffled, repeat = weights_after(tmp_path / "b", order, last)
     assert (plain == shuffled).all()
-    assert answers == again
+    assert answers == repeat
 
 
 @pytest.mark.long
@@ -98,9 +98,9 @@ def test_1000_shuffled_doubled_and_lost_requests_give_the_same_weights(tmp_path:
     plain, answers = weights_after(tmp_path / "a", list(range(1, 1001)), 1000)
     order = [*range(1, 1001)] * 2
     random.Random(1).shuffle(order)
-    shuffled, again = weights_after(tmp_path / "b", order, 1000)
+    shuffled, repeat = weights_after(tmp_path / "b", order, 1000)
     assert (plain == shuffled).all()
-    assert answers == again
+    assert answers == repeat
 
 
 def test_a_lost_answer_does_not_run_a_request_twice(service: ServedTraining) -> None:
@@ -181,7 +181,7 @@ def answers_through_kills(folder: Path, kills: set[int], last: int) -> list[byte
             ids.append(sent.json()["request_id"])
             if seq in kills:
                 service.kill()
-        return [patiently(client, "/retrieve_future", json={"request_id": each}).content for each in ids]
+        return [patiently(client, "/retrieve_future", json={"request_id": request_id}).content for request_id in ids]
 
 
 def test_a_killed_service_continues_bit_for_bit(tmp_path: Path) -> None:
@@ -253,8 +253,8 @@ def test_what_the_journal_needs_is_kept(tmp_path: Path) -> None:
             ("/save_weights_for_sampler", {"model_id": model, "seq_id": 6, "sampling_session_seq_id": 0}),
             ("/unload_model", {"model_id": other}),
         ]
-        for place, order in orders:
-            assert b"error" not in result(client, client.post(place, json=order).json()["request_id"]).content
+        for path, order in orders:
+            assert b"error" not in result(client, client.post(path, json=order).json()["request_id"]).content
         client.delete(f"/training_runs/{model}/checkpoints/weights/a").raise_for_status()
         result(client, send(client, model, 7))
         assert not client.get(f"/training_runs/{model}/checkpoints").json()["checkpoints"]
@@ -262,8 +262,8 @@ def test_what_the_journal_needs_is_kept(tmp_path: Path) -> None:
         drawn = sample_of(client, f"{session}:sample:0", 0)
         assert list(backends[0].models) == [model]
         before = backends[0].models[model]
-        with running(tmp_path / "b", backend=backends[1]) as copied, direct(copied.url) as again:
-            assert sample_of(again, f"{session}:sample:0", 1) == drawn
+        with running(tmp_path / "b", backend=backends[1]) as copied, direct(copied.url) as copied_client:
+            assert sample_of(copied_client, f"{session}:sample:0", 1) == drawn
             assert list(backends[1].models) == [model]
             after = backends[1].models[model]
     assert (before.weights == after.weights).all() and (before.gradient == after.gradient).all()
@@ -298,7 +298,8 @@ def test_a_result_that_was_read_is_gone_after_a_while(tmp_path: Path) -> None:
         result(client, request_id)
         later = 2e10
         on_service(
-            service, lambda each: each.store.forget_results(read_before=0.0, done_before=later, most_bytes=1 << 30)
+            service,
+            lambda training: training.store.forget_results(read_before=0.0, done_before=later, most_bytes=1 << 30),
         )
         answer = client.post("/retrieve_future", json={"request_id": request_id})
         assert (answer.status_code, "is gone" in answer.json()["error"]) == (410, True)
@@ -315,9 +316,9 @@ def test_a_silent_session_ends(tmp_path: Path) -> None:
         session = session_of(client)
         model = model_of(client, session)
         assert model in backend.models
-        held = client.post("/forward_backward", content=pass_body(model, 2, DATA), headers=PROTOBUF).json()
+        future = client.post("/forward_backward", content=pass_body(model, 2, DATA), headers=PROTOBUF).json()
         # `result` returns once housekeeping has ended the session.
-        assert "was unloaded" in result(client, held["request_id"]).json()["error"]
+        assert "was unloaded" in result(client, future["request_id"]).json()["error"]
         assert backend.models == {}
         assert client.post("/session_heartbeat", json={"session_id": session}).status_code == 410
         assert client.post("/get_info", json={"model_id": model}).status_code == 404
@@ -327,11 +328,13 @@ def test_a_silent_session_ends(tmp_path: Path) -> None:
 def test_requests_behind_one_that_was_lost_fail_in_the_end(service: ServedTraining) -> None:
     with direct(service.url) as client:
         model = model_of(client, session_of(client))
-        held = client.post("/optim_step", json={"model_id": model, "seq_id": 2, "adam_params": {}}).json()["request_id"]
+        request_id = client.post("/optim_step", json={"model_id": model, "seq_id": 2, "adam_params": {}}).json()[
+            "request_id"
+        ]
         on_service(service, partial(_wait_longer, model_id=model, seconds=301.0))
-        said = result(client, held).json()
-        assert f"seq_id 1 of {model} has not arrived for 300 s" in said["error"]
-        assert said["category"] == "user"
+        body = result(client, request_id).json()
+        assert f"seq_id 1 of {model} has not arrived for 300 s" in body["error"]
+        assert body["category"] == "user"
         assert result(client, send(client, model, 1)).status_code == 200
 
 
@@ -359,8 +362,8 @@ def test_a_cancelled_sample_ends(tmp_path: Path) -> None:
         body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE}
         sampler = client.post("/create_sampling_session", json=body).json()["sampling_session_id"]
         backend.hold.clear()
-        ask = {"sampling_session_id": sampler, "seq_id": 0, "prompt": {"chunks": [{"tokens": [1]}]}}
-        future = client.post("/asample", json=ask | {"sampling_params": {"max_tokens": 2}}).json()
+        sample_body = {"sampling_session_id": sampler, "seq_id": 0, "prompt": {"chunks": [{"tokens": [1]}]}}
+        future = client.post("/asample", json=sample_body | {"sampling_params": {"max_tokens": 2}}).json()
         client.post("/cancel_future", json={"request_id": future["request_id"]}).raise_for_status()
         assert "cancelled" in result(client, future["request_id"]).json()["error"]
         backend.hold.set()
@@ -374,8 +377,10 @@ def test_snapshots_beyond_the_limit_are_loaded_when_used(tmp_path: Path) -> None
         client_of(service.url) as client,
     ):
         trainings = [client.create_lora_training_client(BASE, rank=4, seed=seed).result() for seed in (7, 8)]
-        samplings = [each.save_weights_and_get_sampling_client().result() for each in trainings for _ in range(2)]
-        scores = {tuple(each.compute_logprobs(PROMPT).result()) for each in samplings}
+        samplings = [
+            training.save_weights_and_get_sampling_client().result() for training in trainings for _ in range(2)
+        ]
+        scores = {tuple(sampler.compute_logprobs(PROMPT).result()) for sampler in samplings}
         assert len(scores) == 2  # one for each model
         assert len(backend.samplers) == 2
-        assert all(isinstance(each, tinker.TrainingClient) for each in trainings)
+        assert all(isinstance(training, tinker.TrainingClient) for training in trainings)

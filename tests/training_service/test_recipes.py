@@ -32,7 +32,7 @@ MODEL = "Qwen/Qwen3-4B-Instruct-2507"
 def commands() -> list[str]:
     """The commands of the page that runs recipes, each in a line."""
     page = (ROOT / "docs" / "training-service.md").read_text(encoding="utf-8")
-    block = next(each for each in page.split("```") if "tinker_cookbook" in each)
+    block = next(part for part in page.split("```") if "tinker_cookbook" in part)
     return block.replace("\\\n", " ").splitlines()
 
 
@@ -46,9 +46,9 @@ class Recipes:
 
     def run(self, recipe: str, *before: str) -> list[dict[str, Any]]:
         """The lines that a recipe wrote into its metrics, in order. `before` are beginnings of other commands."""
-        wanted = ("model=", *before, f"python -m tinker_cookbook.recipes.{recipe} ")
-        script = [each for each in commands() if each.startswith(wanted)]
-        assert len(script) == len(wanted)
+        prefixes = ("model=", *before, f"python -m tinker_cookbook.recipes.{recipe} ")
+        script = [command for command in commands() if command.startswith(prefixes)]
+        assert len(script) == len(prefixes)
         environ = {
             **os.environ,
             "PATH": os.pathsep.join([str(Path(self.python).parent), os.environ["PATH"]]),
@@ -62,8 +62,8 @@ class Recipes:
             "OMP_NUM_THREADS": "1",
         }
         call = ["bash", "-ec", "\n".join(script)]
-        done = subprocess.run(call, cwd=self.folder, env=environ, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-4000:]
+        result = subprocess.run(call, cwd=self.folder, env=environ, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr[-4000:]
         log = next(word for word in shlex.split(script[-1]) if word.startswith("log_path=")).partition("=")[2]
         metrics = (self.folder / log / "metrics.jsonl").read_text(encoding="utf-8")
         return [json.loads(line) for line in metrics.splitlines()]
@@ -76,11 +76,11 @@ def values(lines: list[dict[str, Any]], name: str) -> list[float]:
 
 @pytest.fixture(scope="module")
 def recipes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recipes]:
-    [packages] = [each.split()[2:] for each in commands() if each.startswith("pip install --no-deps")]
+    [packages] = [command.split()[2:] for command in commands() if command.startswith("pip install --no-deps")]
     python = python_with("cookbook", packages)
     folder = tmp_path_factory.mktemp("recipes") / "cookbook"
-    made = [sys.executable, "examples/tinker/cookbook.py", "--out", str(folder)]
-    subprocess.run(made, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    command = [sys.executable, "examples/tinker/cookbook.py", "--out", str(folder)]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
     changes = [f"trainer.policy.model.path={folder / MODEL}", "trainer.max_prompt_length=256"]
     changes += [f"generator.inference_engine.served_model_name={MODEL}"]
     changes += ["generator.sampling_params.max_generate_length=64"]

@@ -37,7 +37,7 @@ KEY = "a-key"
 
 
 def decoded(ids: Sequence[int]) -> str:
-    return " ".join(f"t{each}" for each in ids)
+    return " ".join(f"t{token}" for token in ids)
 
 
 @define
@@ -69,7 +69,7 @@ class Recorded:
         return list(JsonLines(self.folder / SAMPLES).read())
 
     def write_status(self, service: ServedTraining) -> Mapping[str, Any]:
-        (self.folder / SERVICE_STATUS).write_text(status_text(on_service(service, lambda each: each.status())))
+        (self.folder / SERVICE_STATUS).write_text(status_text(on_service(service, lambda training: training.status())))
         status = service_status(self.folder)
         assert status is not None
         return status
@@ -96,7 +96,7 @@ def test_each_model_has_metrics_of_its_steps(recorded: Recorded) -> None:
         ids = [training.get_info().model_id for training in (one, two)]
     records.close()
     first = recorded.metrics(ids[0])
-    assert [each["step"] for each in first] == [1, 2]
+    assert [record["step"] for record in first] == [1, 2]
     assert first[1]["train/loss"] < first[0]["train/loss"] < 4  # log 32 = 3.47 nats per token
     assert first[0]["train/lr"] == 0.1
     assert {"train/grad_norm", "train/learned_tokens", "timing/step"} <= first[0].keys()
@@ -116,11 +116,11 @@ def test_steps_are_counted_on_after_a_restart(recorded: Recorded) -> None:
     with running(recorded.folder, records=after, port=port) as service:
         training.forward_backward(DATA, "cross_entropy").result()
         training.optim_step(types.AdamParams()).result()
-        [model] = on_service(service, lambda each: each.status()).models
+        [model] = on_service(service, lambda training: training.status()).models
         client.close("success").result()
     after.close()
     assert model.steps == 3
-    assert [each["step"] for each in recorded.metrics(model.id)] == [1, 2, 3]
+    assert [record["step"] for record in recorded.metrics(model.id)] == [1, 2, 3]
 
 
 @pytest.mark.long
@@ -140,12 +140,12 @@ def test_samples_are_kept_with_the_step_of_their_weights_up_to_a_number_per_step
         model_id = training.get_info().model_id
     records.close()
     kept = recorded.samples()
-    assert [(each["source"], each["step"], each["sample"]) for each in kept] == [
+    assert [(record["source"], record["step"], record["sample"]) for record in kept] == [
         *((model_id, step, sample) for step in (1, 2) for sample in (0, 1, 0)),
         (BASE, 0, 0),
     ]
-    assert {each["prompt"][0]["content"] for each in kept} == {decoded(PROMPT.to_ints())}
-    assert all(each["response"] == decoded(each["response_ids"]) and each["reward"] is None for each in kept)
+    assert {record["prompt"][0]["content"] for record in kept} == {decoded(PROMPT.to_ints())}
+    assert all(record["response"] == decoded(record["response_ids"]) and record["reward"] is None for record in kept)
     assert (recorded.folder / SAMPLES).stat().st_mode & 0o077 == 0
 
 
@@ -154,9 +154,9 @@ def test_the_loss_of_a_step_is_one_per_token_that_counts() -> None:
     """Two of four tokens have an advantage; the sampler's log-probabilities are 0.5 nats away from the learner's."""
     row = datum(4, 1, advantages=0.0, logprobs=-1.0)
     row.inputs["advantages"][:2] = 1.0
-    asked = request("m", [row], "importance_sampling")
+    pass_request = request("m", [row], "importance_sampling")
     result = PassResult(outputs=[{"logprobs": np.full(4, -1.5, np.float32)}], metrics={"loss:sum": -3.0})
-    summary = summary_of(asked, result)
+    summary = summary_of(pass_request, result)
     assert (summary.tokens, summary.loss_per_token, summary.drift, summary.metric) == (
         2,
         -1.5,
@@ -202,10 +202,10 @@ def test_the_page_of_a_service_shows_models_clients_queue_losses_and_samples(
     viewed: tuple[Recorded, ServedTraining, TestClient],
 ) -> None:
     recorded, service, seen = viewed
-    one, two = on_service(service, lambda each: each.status()).models
+    one, two = on_service(service, lambda training: training.status()).models
     page = seen.get("/run").text
-    for shown in (one.id, two.id, "rank 8", BASE, "2 models of 1 clients", "0 requests wait", "Training loss"):
-        assert shown in page
+    for text in (one.id, two.id, "rank 8", BASE, "2 models of 1 clients", "0 requests wait", "Training loss"):
+        assert text in page
     assert f"{two.loss:.4g}" in page
     own = seen.get(f"/model/{two.id.replace(':', '-')}")
     assert own.status_code == 200
@@ -244,10 +244,10 @@ def test_prometheus_reads_the_numbers(service: ServedTraining, client: tinker.Se
     steps(client, 2)
     answer = httpx.get(service.url + "/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    families = {each.name: each for each in text_string_to_metric_families(answer.text)}
-    assert all(each.documentation and each.type in ("gauge", "counter") for each in families.values())
+    families = {family.name: family for family in text_string_to_metric_families(answer.text)}
+    assert all(family.documentation and family.type in ("gauge", "counter") for family in families.values())
     values = {
-        (sample.name, *sample.labels.items()): sample.value for each in families.values() for sample in each.samples
+        (sample.name, *sample.labels.items()): sample.value for family in families.values() for sample in family.samples
     }
     assert values["skyrl_training_models",] == 1
     assert values["skyrl_training_requests_total", ("kind", "step")] == 2

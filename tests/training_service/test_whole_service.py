@@ -22,7 +22,7 @@ from skyrl.experiments.training_service import PREFLIGHT, ranks_share_sequences_
 from skyrl.tree import evolve_at
 from tests.training_service.running import KEY, client_of
 
-LETTERS = [ord(each) for each in "abcdefgh"]
+LETTERS = [ord(letter) for letter in "abcdefgh"]
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def service(folder: Path, nano: Path, *changes: str) -> Iterator[tuple[str, subp
 
 def chain(length: int = 12) -> types.Datum:
     """Letters in order, each of which predicts the next."""
-    tokens = [LETTERS[place % len(LETTERS)] for place in range(length + 1)]
+    tokens = [LETTERS[position % len(LETTERS)] for position in range(length + 1)]
     return types.Datum(
         model_input=types.ModelInput.from_ints(tokens[:-1]),
         loss_fn_inputs={
@@ -104,7 +104,7 @@ def test_models_learn_side_by_side_are_sampled_and_go_on_after_a_kill(tmp_path: 
         two = client.create_lora_training_client(base_model=base, rank=4, seed=2).result()
         losses = learned(one)
         assert losses[-1] < losses[0] / 3
-        before, after = (each.save_weights_and_get_sampling_client().result() for each in (two, one))
+        before, after = (training.save_weights_and_get_sampling_client().result() for training in (two, one))
         assert drawn(after) == LETTERS[1:7]
         assert drawn(before) != LETTERS[1:7]
         scored = after.compute_logprobs(types.ModelInput.from_ints(LETTERS)).result()
@@ -114,8 +114,8 @@ def test_models_learn_side_by_side_are_sampled_and_go_on_after_a_kill(tmp_path: 
         path = one.save_state("kept").result().path
         process.kill()
         process.wait()
-    with service(folder, nano, f"training_service.port={url.rpartition(':')[2]}") as (again, _):
-        assert again == url
+    with service(folder, nano, f"training_service.port={url.rpartition(':')[2]}") as (new_url, _):
+        assert new_url == url
         assert one.forward([chain(7)], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].tolist() == expected
         assert drawn(after) == LETTERS[1:7]
         copy = client.create_training_client_from_state_with_optimizer(path).result()
@@ -140,9 +140,9 @@ def called(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.long
 def test_clients_with_tokens_and_what_watch_shows(tmp_path: Path, nano: Path) -> None:
     folder = tmp_path / "service"
-    told = called("serve-training", f"trainer.run_path={folder}", "--add-client", "ada")
-    token = told.stdout.strip()
-    assert token.startswith("tml-"), told.stderr
+    result = called("serve-training", f"trainer.run_path={folder}", "--add-client", "ada")
+    token = result.stdout.strip()
+    assert token.startswith("tml-"), result.stderr
     assert token not in "".join(file.read_bytes().decode("latin-1") for file in folder.rglob("*") if file.is_file())
     with service(folder, nano) as (url, _):
         with pytest.raises(Exception, match="401|token"):
@@ -150,9 +150,9 @@ def test_clients_with_tokens_and_what_watch_shows(tmp_path: Path, nano: Path) ->
         with client_of(url, token) as client:
             base = name_of(url, token)
             learned(client.create_lora_training_client(base_model=base, rank=2).result(), 2)
-            while "2 steps" not in (shown := called("watch", str(folder), "--once").stdout):
+            while "2 steps" not in (output := called("watch", str(folder), "--once").stdout):
                 pass
-            assert "of ada: rank 2, 2 steps, loss" in shown
+            assert "of ada: rank 2, 2 steps, loss" in output
             status = json.loads(called("watch", str(folder), "--once", "--json").stdout)
             assert status["result"]["models"][0]["steps"] == 2
 
@@ -215,9 +215,9 @@ def test_another_base_is_refused(tmp_path: Path, nano: Path) -> None:
         pass
     stored = json.loads((folder / "base.json").read_text())
     (folder / "base.json").write_text(json.dumps(dict.fromkeys(stored, "0")))
-    found = called(
+    result = called(
         *("serve-training", f"trainer.run_path={folder}", f"trainer.policy.model.path={nano / 'model'}"),
         *("generator.inference_engine.backend=torch", "trainer.device=cpu", "training_service.port=0"),
         *("trainer.max_prompt_length=32", "generator.sampling_params.max_generate_length=16"),
     )
-    assert "trained on another base model" in found.stderr
+    assert "trained on another base model" in result.stderr
