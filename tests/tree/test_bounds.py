@@ -99,8 +99,8 @@ def test_a_chain_of_files_has_a_bound(tmp_path: Path) -> None:
 def test_near_names_are_looked_for_a_hundred_times() -> None:
     builder = TreeBuilder(Run())
     builder.assign_all([Assignment(path=("sead",), value=1, origin=Origin(kind="python"))] * (MOST_SUGGESTIONS + 50))
-    told = ["did you mean seed?" in problem.message for problem in builder.problems]
-    assert told == [True] * MOST_SUGGESTIONS + [False] * 50
+    has_suggestion = ["did you mean seed?" in problem.message for problem in builder.problems]
+    assert has_suggestion == [True] * MOST_SUGGESTIONS + [False] * 50
 
 
 def test_a_name_of_millions_of_letters_is_cut_short_in_what_is_said() -> None:
@@ -158,8 +158,10 @@ def test_values_are_counted_at_any_depth_and_no_further_than_the_bound() -> None
 
 
 def test_problems_beyond_a_thousand_are_not_looked_at() -> None:
-    found = built_from({f"x{number}": 1 for number in range(MOST_PROBLEMS + 50)}).problems
-    assert [each.message for each in found[MOST_PROBLEMS:]] == ["stopped after 1000 problems; the rest was not checked"]
+    problems = built_from({f"x{number}": 1 for number in range(MOST_PROBLEMS + 50)}).problems
+    assert [problem.message for problem in problems[MOST_PROBLEMS:]] == [
+        "stopped after 1000 problems; the rest was not checked"
+    ]
 
 
 def test_a_list_that_is_changed_item_by_item_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,8 +232,8 @@ def test_what_strangers_may_have_written_is_read_up_to_a_bound() -> None:
     """Runs, checkpoints and models may be a stranger's: their texts are read by `stored_text`."""
     reads = re.compile(r"\.read_text\(|\.read_bytes\(|json\.load\(|\b(stream|file)\.read\(\)")
     package = Path(skyrl.__file__).parent
-    found = {file.stem for file in package.rglob("*.py") if reads.search(file.read_text(encoding="utf-8"))}
-    assert found == WHOLE.keys()
+    modules = {file.stem for file in package.rglob("*.py") if reads.search(file.read_text(encoding="utf-8"))}
+    assert modules == WHOLE.keys()
 
 
 def large(file: Path) -> None:

@@ -122,9 +122,9 @@ def test_a_class_is_asked_about_its_fields_together_once_each_of_them_fits() -> 
 
 
 def test_a_notebook_is_shown_the_fields_and_their_defaults() -> None:
-    shown = inspect.signature(Optimizer)
-    assert str(shown) == "(*, lr: float = 1e-06, decay: float = 0.01, betas: tuple[float, ...] = (0.9, 0.999))"
-    assert shown.parameters["lr"].default == Optimizer().lr
+    signature = inspect.signature(Optimizer)
+    assert str(signature) == "(*, lr: float = 1e-06, decay: float = 0.01, betas: tuple[float, ...] = (0.9, 0.999))"
+    assert signature.parameters["lr"].default == Optimizer().lr
 
 
 def test_equality_and_text_go_by_the_fields_unless_one_is_left_out() -> None:
@@ -289,7 +289,7 @@ def test_a_converter_of_the_fields_own_runs_before_the_type_is_looked_at() -> No
 
 
 @pytest.mark.parametrize(
-    ("argument", "given"),
+    ("argument", "kwargs"),
     [
         ("alias", {"alias": "other"}),
         ("eq", {"eq": str.lower}),
@@ -299,10 +299,10 @@ def test_a_converter_of_the_fields_own_runs_before_the_type_is_looked_at() -> No
         ("repr", {"repr": str.upper}),
     ],
 )
-def test_what_a_field_asks_of_attrs_in_vain_is_refused_by_name(argument: str, given: dict[str, Any]) -> None:
-    wanted: Any = cast(Any, field)(default="a", **given)
+def test_what_a_field_asks_of_attrs_in_vain_is_refused_by_name(argument: str, kwargs: dict[str, Any]) -> None:
+    attribute: Any = cast(Any, field)(default="a", **kwargs)
     with pytest.raises(TypeError, match=rf"Asking\.name: field\({argument}=\.\.\.\) has no effect here"):
 
         @frozen
         class Asking:
-            name: str = wanted
+            name: str = attribute

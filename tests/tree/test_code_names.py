@@ -65,10 +65,10 @@ def test_what_would_not_be_found_again_is_refused_with_a_remedy(thing: object) -
 
 def test_an_object_of_a_file_is_named_by_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here.py").write_text("def mine(completion, **columns): return 1.0\n")
-    mine = import_object(f"{tmp_path}/here.py:mine")
-    assert import_path_of(mine) == f"{(tmp_path / 'here.py').resolve()}:mine"
+    value = import_object(f"{tmp_path}/here.py:mine")
+    assert import_path_of(value) == f"{(tmp_path / 'here.py').resolve()}:mine"
     monkeypatch.chdir(tmp_path)
-    assert import_path_of(mine) == "here.py:mine"
+    assert import_path_of(value) == "here.py:mine"
 
 
 @pytest.fixture
@@ -92,9 +92,9 @@ GIVES = "def given(completion, **columns):\n    return {}\n"
 
 
 def test_what_a_notebook_defines_is_found_in_it_with_its_source(program: Callable[[str, str], object]) -> None:
-    given = program("given", GIVES.format(1.0))
-    assert import_path_of(given) == "__main__:given"
-    assert import_object("__main__:given") is given
+    function = program("given", GIVES.format(1.0))
+    assert import_path_of(function) == "__main__:given"
+    assert import_object("__main__:given") is function
     assert source_of_program("__main__:given") == GIVES.format(1.0)
 
 
@@ -107,12 +107,12 @@ def test_a_cell_that_is_run_again_replaces_the_reward(program: Callable[[str, st
 
 
 def test_a_cell_that_was_changed_is_seen_by_its_digest(program: Callable[[str, str], object]) -> None:
-    found = []
+    digests = []
     for value in (1.0, 1.0, 0.25):
         run = compose([], {**RUNNABLE, "environment.env_class": program("given", GIVES.format(value))}).config
-        found.append(code_digests(run))
-    assert changed_code(found[0], found[1]) == {}
-    assert [*changed_code(found[1], found[2])] == ["environment.env_class: __main__:given"]
+        digests.append(code_digests(run))
+    assert changed_code(digests[0], digests[1]) == {}
+    assert [*changed_code(digests[1], digests[2])] == ["environment.env_class: __main__:given"]
 
 
 @pytest.mark.parametrize("path", IMPORTED)
@@ -150,8 +150,10 @@ def test_a_table_and_a_list_take_objects() -> None:
 def test_code_of_a_notebook_is_refused_where_another_process_would_import_it(
     program: Callable[[str, str], object], changes: dict[str, object], path: str
 ) -> None:
-    given = program("given", "def given(log_probs, old_log_probs, advantages): ...\n")
+    function = program("given", "def given(log_probs, old_log_probs, advantages): ...\n")
     with pytest.raises(ConfigError) as refused:
-        compose([], {**RUNNABLE, **changes, path: given})
+        compose([], {**RUNNABLE, **changes, path: function})
     messages = [problem.message + problem.hint for problem in refused.value.problems if problem.path == path]
-    assert any("defined in the program or notebook that runs" in each and "into a file" in each for each in messages)
+    assert any(
+        "defined in the program or notebook that runs" in message and "into a file" in message for message in messages
+    )

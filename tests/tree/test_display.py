@@ -19,7 +19,7 @@ GIVEN = {**RUNNABLE, "trainer.seed": 42, "trainer.epochs": 3}
 def rows(html: str) -> dict[str, tuple[str, str]]:
     """Path -> (value, origin) of a table."""
     cells = re.findall(r"<code>(.*?)</code></td><td[^>]*><code>(.*?)</code></td><td>(.*?)</td>", html)
-    return {path: (unescape(value), how) for path, value, how in cells}
+    return {path: (unescape(value), origin) for path, value, origin in cells}
 
 
 def test_a_tree_prints_a_line_for_each_value_that_is_not_its_default() -> None:
@@ -32,7 +32,7 @@ def test_a_written_default_is_no_part_of_the_printed_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "how"),
+    ("path", "origin"),
     [
         ("trainer.epochs", "written"),
         ("trainer.seed", "written"),
@@ -41,9 +41,9 @@ def test_a_written_default_is_no_part_of_the_printed_value() -> None:
         ("generator.inference_engine.backend", "written"),
     ],
 )
-def test_a_notebook_is_shown_what_was_written_and_what_was_derived(path: str, how: str) -> None:
+def test_a_notebook_is_shown_what_was_written_and_what_was_derived(path: str, origin: str) -> None:
     config = compose([], GIVEN).config
-    assert rows(config._repr_html_())[path] == (repr(get_at(config, path)), how)
+    assert rows(config._repr_html_())[path] == (repr(get_at(config, path)), origin)
 
 
 def test_a_field_with_its_default_is_left_out() -> None:
@@ -56,16 +56,16 @@ def test_a_tree_that_was_made_in_python_does_not_know_what_was_written() -> None
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "expected"),
     [
         ("<script>", "'<script>'"),
         ("a" * 500, "'" + "a" * (LONGEST - 21) + " ... " + "a" * 14 + "'"),
         ("hf_" + "a" * 34, "'hf_***'"),
     ],
 )
-def test_values_are_escaped_shortened_and_without_secrets(value: str, shown: str) -> None:
+def test_values_are_escaped_shortened_and_without_secrets(value: str, expected: str) -> None:
     config = evolve_at(SkyRLTrainConfig(), "trainer.run_name", value)
-    assert rows(config._repr_html_())["trainer.run_name"][0] == shown
+    assert rows(config._repr_html_())["trainer.run_name"][0] == expected
     assert "<script>" not in config._repr_html_()
 
 

@@ -67,9 +67,9 @@ def test_cattrs_gives_the_same_dictionary() -> None:
 
 @pytest.mark.parametrize("run", [Run(), WRITTEN])
 def test_a_tree_comes_back_through_json(run: Run) -> None:
-    again = cattrs.structure(through_json(cattrs.unstructure(run)), Run)
-    assert again == run
-    assert repr(again) == repr(run)
+    restored = cattrs.structure(through_json(cattrs.unstructure(run)), Run)
+    assert restored == run
+    assert repr(restored) == repr(run)
 
 
 def test_a_subclass_is_named_and_comes_back() -> None:
@@ -88,9 +88,9 @@ def test_a_subclass_is_named_and_comes_back() -> None:
     ],
 )
 def test_the_class_of_a_table_comes_back_whatever_the_default_is(adapted: Adapted) -> None:
-    again = cattrs.structure(through_json(to_dict(adapted)), Adapted)
-    assert again == adapted
-    assert type(again.optimizer) is type(adapted.optimizer)
+    restored = cattrs.structure(through_json(to_dict(adapted)), Adapted)
+    assert restored == adapted
+    assert type(restored.optimizer) is type(adapted.optimizer)
 
 
 def test_only_a_class_that_is_not_expected_is_named() -> None:
@@ -147,10 +147,10 @@ def test_differences_are_told_by_path() -> None:
 
 
 def test_differences_know_one_from_true_and_from_one_point_zero() -> None:
-    true, one, real = (Run(options={"a": value}) for value in (True, 1, 1.0))
-    assert true == one == real
-    assert differences(true, one) == {"options": ({"a": True}, {"a": 1})}
-    assert differences(one, real) == {"options": ({"a": 1}, {"a": 1.0})}
+    true, integer, real = (Run(options={"a": value}) for value in (True, 1, 1.0))
+    assert true == integer == real
+    assert differences(true, integer) == {"options": ({"a": True}, {"a": 1})}
+    assert differences(integer, real) == {"options": ({"a": 1}, {"a": 1.0})}
     assert differences(Run(shard=True), Run(shard=1)) == {"shard": (True, 1)}
 
 

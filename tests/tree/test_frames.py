@@ -60,7 +60,7 @@ def test_an_exception_without_user_code_has_no_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "import json\nimport no_such_module_here\n",
@@ -72,9 +72,9 @@ def test_an_exception_without_user_code_has_no_place() -> None:
     ],
 )
 def test_a_file_that_cannot_be_imported_is_named_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "imperr.py").write_text(text, encoding="utf-8")
-    with pytest.raises(TaskError, match=said):
+    with pytest.raises(TaskError, match=message):
         import_object("imperr.py:f", TaskError)

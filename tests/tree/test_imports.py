@@ -17,7 +17,7 @@ from skyrl.tree.imports import import_object
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working directory, and the modules and places that were known before."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", ".")])
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", ".")])
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
@@ -69,14 +69,14 @@ def test_two_modules_of_one_name_are_not_taken_for_each_other(imported: str) -> 
 def test_a_file_that_imports_none_of_two_such_modules_is_taken() -> None:
     write(one__helper="number = 1\n", two__helper="number = 2\n")
     write(one__reward="from helper import number\n", two__reward="number = 3\n")
-    assert [import_object(f"{place}/reward.py:number") for place in ("one", "two")] == [1, 3]
+    assert [import_object(f"{folder}/reward.py:number") for folder in ("one", "two")] == [1, 3]
 
 
 def test_what_is_found_nowhere_is_named_with_the_folders_that_were_searched(folder: Path) -> None:
     write(rewards__sums="import no_such_helper\n")
-    said = (
+    message = (
         "rewards/sums.py:1 imports the module no_such_helper, which is neither installed nor in "
         f"{folder}/rewards or the working directory: install it, or put it there"
     )
-    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
         import_object("rewards/sums.py:score")

@@ -36,9 +36,9 @@ class NamedWithDefault:
     note: str = ""
 
 
-def words(*given: str) -> TreeBuilder[Named]:
+def words(*args: str) -> TreeBuilder[Named]:
     builder = TreeBuilder(Named())
-    builder.assign_all(read_argument(word, number) for number, word in enumerate(given, start=1))
+    builder.assign_all(read_argument(word, number) for number, word in enumerate(args, start=1))
     return builder
 
 

@@ -98,5 +98,5 @@ def test_a_dotted_path_quotes_what_has_to_be_quoted() -> None:
 
 def test_an_item_has_the_line_of_the_list_around_it() -> None:
     lines = KeyLines(lambda: {("a",): 3, ("a", "b"): 4})
-    found = [lines.line_of(path) for path in [("a", "b"), ("a", "b", "0"), ("a", "c"), ("d",), ()]]
-    assert found == [4, 4, 3, None, None]
+    line_numbers = [lines.line_of(path) for path in [("a", "b"), ("a", "b", "0"), ("a", "c"), ("d",), ()]]
+    assert line_numbers == [4, 4, 3, None, None]

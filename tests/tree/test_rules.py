@@ -82,8 +82,8 @@ def test_a_derived_value_that_its_field_refuses_is_told_with_what_it_follows_fro
 
 def test_deriving_again_changes_nothing() -> None:
     once, origins, _ = derive(Run(), RULES, {})
-    again, more, _ = derive(once, RULES, origins)
-    assert again == once
+    second, more, _ = derive(once, RULES, origins)
+    assert second == once
     assert more == origins
 
 

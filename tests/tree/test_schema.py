@@ -47,8 +47,8 @@ def test_the_target_that_writes_schemas_writes_each_of_them() -> None:
 def test_the_examples_of_supervised_runs_are_valid(block: int) -> None:
     blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "sft.md").read_text(encoding="utf-8"), re.DOTALL)
     run = tomllib.loads(blocks[block])
-    wanted = {"sft": SFTConfig, "reward_model": RewardModelConfig}[run["kind"]]
-    validator = Draft202012Validator(json_schema(wanted))
+    config_class = {"sft": SFTConfig, "reward_model": RewardModelConfig}[run["kind"]]
+    validator = Draft202012Validator(json_schema(config_class))
     validator.validate(run)
     assert list(validator.iter_errors({**run, "batchsize": 3}))
 

@@ -44,9 +44,9 @@ def from_files(folder: Path, *names: str, context: ReadContext = OPEN) -> TreeBu
     return builder
 
 
-def words(*given: str, context: ReadContext = OPEN) -> TreeBuilder[Run]:
+def words(*args: str, context: ReadContext = OPEN) -> TreeBuilder[Run]:
     builder = TreeBuilder(Run(), context)
-    builder.assign_all(read_argument(word, number) for number, word in enumerate(given, start=1))
+    builder.assign_all(read_argument(word, number) for number, word in enumerate(args, start=1))
     return builder
 
 
@@ -90,7 +90,7 @@ def test_yaml_scalars_are_those_of_version_1_2(text: str, value: Any, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("text", "said", "place"),
+    ("text", "message", "location"),
     [
         ("seed: 1\nseed: 2", "the key 'seed' appears twice", ":2:1"),
         ("seed: !!python/object:os.system x", "cannot be read as plain data", ":1:7"),
@@ -104,11 +104,11 @@ def test_yaml_scalars_are_those_of_version_1_2(text: str, value: Any, tmp_path: 
         ("a: \x01", "special characters|control characters", ""),
     ],
 )
-def test_yaml_that_is_refused(text: str, said: str, place: str, tmp_path: Path) -> None:
+def test_yaml_that_is_refused(text: str, message: str, location: str, tmp_path: Path) -> None:
     write(tmp_path, run_yaml=text)
     problem = refusal(tmp_path, "run.yaml")
-    assert any(part in problem.message for part in said.split("|"))
-    assert problem.place == f"{tmp_path}/run.yaml{place}"
+    assert any(part in problem.message for part in message.split("|"))
+    assert problem.place == f"{tmp_path}/run.yaml{location}"
 
 
 def test_aliases_that_unfold_without_end_are_refused_at_once(tmp_path: Path) -> None:
@@ -120,16 +120,16 @@ def test_aliases_that_unfold_without_end_are_refused_at_once(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"a": 1, "a": 2}', "appears twice"),
         ('{"a": NaN}', "the constant NaN is not a JSON number"),
         ("{", "expecting property name"),
     ],
 )
-def test_json_that_is_refused(text: str, said: str, tmp_path: Path) -> None:
+def test_json_that_is_refused(text: str, message: str, tmp_path: Path) -> None:
     write(tmp_path, run_json=text)
-    assert said in refusal(tmp_path, "run.json").message
+    assert message in refusal(tmp_path, "run.json").message
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_a_file_is_written_on_top_of_what_it_extends(tmp_path: Path) -> None:
     builder = from_files(tmp_path, "run.toml")
     run = built(builder)
     assert (run.steps, run.policy.path, run.name, run.seed) == (3, "small", "base", 2)
-    places = [origin.place for origin in builder.origins["seed"]]
-    assert places == [f"{tmp_path}/inner/base.yaml:3", f"{tmp_path}/run.toml:2"]
+    locations = [origin.place for origin in builder.origins["seed"]]
+    assert locations == [f"{tmp_path}/inner/base.yaml:3", f"{tmp_path}/run.toml:2"]
     assert builder.origins["steps"][-1].place == "preset short"
 
 
@@ -172,14 +172,14 @@ def test_several_bases_count_in_their_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "said"),
+    ("base", "message"),
     [('"run.toml"', "circular reference: run.toml extends this file"), ('"gone.toml"', "no such file"),
      ('"preset:shrt"', "no such preset"), ("5", "5 is neither a file nor a list of files")],
 )  # fmt: skip
-def test_a_base_that_cannot_be_used_is_told_where_it_is_named(base: str, said: str, tmp_path: Path) -> None:
+def test_a_base_that_cannot_be_used_is_told_where_it_is_named(base: str, message: str, tmp_path: Path) -> None:
     write(tmp_path, run_toml=f"seed = 1\nextends = {base}" if base != "5" else "seed = 1\nextends = 5")
     problem = refusal(tmp_path, "run.toml")
-    assert said in problem.message
+    assert message in problem.message
     assert problem.place == f"{tmp_path}/run.toml:2"
 
 
@@ -224,7 +224,7 @@ def test_what_is_inside_of_an_item_is_written_like_what_is_inside_of_a_table(wor
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("policy.extra.a.2.b=1", "item 2 is neither a table nor a list: it has no b"),
         ("policy.extra.a.3.b=1", "there is no item 3; existing items: 0 to 2"),
@@ -234,12 +234,12 @@ def test_what_is_inside_of_an_item_is_written_like_what_is_inside_of_a_table(wor
         ("~policy.extra.a.7.b", "there is no item 7"),
     ],
 )
-def test_writes_into_items_that_are_refused(word: str, said: str) -> None:
-    assert said in only_problem(words(TABLES, word)).message
+def test_writes_into_items_that_are_refused(word: str, message: str) -> None:
+    assert message in only_problem(words(TABLES, word)).message
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("policy.optimizer.betas.2=0.5", "there is no item 2; existing items: 0 to 1"),
         ("stop.0=x", "there is no item 0; existing items: none"),
@@ -250,8 +250,8 @@ def test_writes_into_items_that_are_refused(word: str, said: str) -> None:
         ("policy.optimizer.betas+=x", "'x' is not a number"),
     ],
 )
-def test_words_that_are_refused(word: str, said: str) -> None:
-    assert said in only_problem(words(word)).message
+def test_words_that_are_refused(word: str, message: str) -> None:
+    assert message in only_problem(words(word)).message
 
 
 def test_items_are_added_to_lists() -> None:
@@ -374,8 +374,10 @@ def test_an_instance_of_a_class_from_a_file_reaches_another_process(
     (tmp_path / "run.pickle").write_bytes(pickle.dumps(run))
     program = "import pickle; print(pickle.load(open('run.pickle', 'rb')).policy.optimizer.extra)"
     environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "5\n"
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "5\n"
     assert pickle.loads(pickle.dumps(run)) == run
 
 
@@ -452,9 +454,9 @@ def test_a_secret_is_a_reference_that_shows_as_stars() -> None:
     stored = json.loads(json.dumps(to_dict(judge)))
     assert stored["token"] == "*** (env:JUDGE_TOKEN)"
     assert "***" in repr(judge)
-    again = evolve_at(Judge(), "token", stored["token"])
-    assert again == judge == pickle.loads(pickle.dumps(judge))
-    assert hash(again) == hash(judge)
+    restored = evolve_at(Judge(), "token", stored["token"])
+    assert restored == judge == pickle.loads(pickle.dumps(judge))
+    assert hash(restored) == hash(judge)
     assert judge.token is not None
     assert judge.token.reveal({"JUDGE_TOKEN": "sk-1"}) == "sk-1"
     with pytest.raises(ConfigError, match="is not set"):
@@ -498,6 +500,6 @@ def test_a_module_of_the_folder_that_the_command_runs_in_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", ".")])
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", ".")])
     write(tmp_path, besidethecommand_py="answer = 42\n")
     assert import_object("besidethecommand:answer") == 42

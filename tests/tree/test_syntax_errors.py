@@ -58,14 +58,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "text", "place", "cause"), CASES)
-def test_the_line_is_shown_with_a_caret_and_the_cause(name: str, text: str, place: str, cause: str) -> None:
+@pytest.mark.parametrize(("name", "text", "location", "cause"), CASES)
+def test_the_line_is_shown_with_a_caret_and_the_cause(name: str, text: str, location: str, cause: str) -> None:
     error = refusal(name, text)
     [problem] = error.problems
-    line, column = map(int, place.split(":"))
-    assert problem.place == f"{name}:{place}"
-    shown = f"{line} | {text.split(chr(10))[line - 1]}".replace("\t", " ").rstrip()
-    assert problem.hint.splitlines() == [shown, " " * (len(str(line)) + 2 + column) + "^", cause]
+    line, column = map(int, location.split(":"))
+    assert problem.place == f"{name}:{location}"
+    source_line = f"{line} | {text.split(chr(10))[line - 1]}".replace("\t", " ").rstrip()
+    assert problem.hint.splitlines() == [source_line, " " * (len(str(line)) + 2 + column) + "^", cause]
     assert str(error).count(name) == 1  # the place is said once
     assert "at line" not in str(error)
 

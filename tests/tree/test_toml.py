@@ -73,7 +73,7 @@ def test_a_name_that_no_file_can_have(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "message"),
+    ("text", "location", "message"),
     [
         ("a = 1\nb = = 2", ":2:5", "not valid TOML: invalid value"),
         ("a = 1\na = 2\n", ":2:6", "not valid TOML: cannot overwrite a value"),
@@ -89,12 +89,12 @@ def test_a_name_that_no_file_can_have(name: str) -> None:
     ids=lambda text: text[:12].encode("unicode_escape").decode(),
 )
 def test_a_file_that_is_not_toml_is_told_with_line_and_column(
-    tmp_path: Path, text: str, place: str, message: str
+    tmp_path: Path, text: str, location: str, message: str
 ) -> None:
     file = tmp_path / "run.toml"
     file.write_text(text)
     problem = refused(str(file))
-    assert problem.place.startswith(f"{file}{place}")
+    assert problem.place.startswith(f"{file}{location}")
     assert problem.message.startswith(message)
 
 

@@ -27,14 +27,16 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("validator", "taken", "refused"), CASES)
-def test_a_rule_takes_what_it_should_and_refuses_the_rest(validator: Any, taken: list[Any], refused: list[Any]) -> None:
+@pytest.mark.parametrize(("validator", "accepted", "refused"), CASES)
+def test_a_rule_takes_what_it_should_and_refuses_the_rest(
+    validator: Any, accepted: list[Any], refused: list[Any]
+) -> None:
     @attrs.frozen
     class Owner:
         size: Any = attrs.field(default=None, validator=validator)
 
     assert Owner().size is None  # whether a field may be empty is its type's business
-    for value in taken:
+    for value in accepted:
         Owner(value)
     for value in refused:
         with pytest.raises(ConfigError, match=r"Owner cannot be built \(1 problem\):\s+size +.* is not ") as caught:

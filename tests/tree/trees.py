@@ -64,17 +64,17 @@ class Run:
     judge: Model | None = None
 
 
-def arguments(*given: str) -> TreeBuilder[Run]:
+def arguments(*args: str) -> TreeBuilder[Run]:
     """A draft of `Run` to which these command-line arguments were assigned."""
     builder = TreeBuilder(Run())
-    builder.assign_all(read_argument(argument, number) for number, argument in enumerate(given, start=1))
+    builder.assign_all(read_argument(argument, number) for number, argument in enumerate(args, start=1))
     return builder
 
 
-def values(**given: Any) -> TreeBuilder[Run]:
+def values(**kwargs: Any) -> TreeBuilder[Run]:
     """A draft of `Run` to which these values were assigned from Python; `policy__path` stands for policy.path."""
     builder = TreeBuilder(Run())
-    builder.assign_all(read_python({path.replace("__", "."): value for path, value in given.items()}))
+    builder.assign_all(read_python({path.replace("__", "."): value for path, value in kwargs.items()}))
     return builder
 
 

@@ -43,8 +43,8 @@ TEMPLATES = {
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_an_answer_of_several_turns_is_split_into_them(template: str) -> None:
     parts = text_parts(TEMPLATES[template])
-    told = [(part.role, part.text.strip()) for part in parts]
-    assert told == [("assistant", "8"), ("user", "higher"), ("assistant", "9")]
+    turns = [(part.role, part.text.strip()) for part in parts]
+    assert turns == [("assistant", "8"), ("user", "higher"), ("assistant", "9")]
     assert "".join(fragment.text for part in parts for fragment in part.fragments) == TEMPLATES[template]
     assert excerpt(TEMPLATES[template], 160) == "8 ▸ user: higher ▸ 9"
 
@@ -70,15 +70,15 @@ def test_turns_of_tokens_are_told_by_who_sampled_them(tmp_path: Path) -> None:
     table = TokenFiles(tmp_path / "tokens").read(1, 0)
     ids = [list(sample.response_ids) for sample in kept.trajectories]
     records = [{"prompt_id": "0:0", "sample": n, "response_ids": own} for n, own in enumerate(ids)]
-    parts, alone = (answer_parts(each, answer_tokens(each, table), "mask") for each in records)
+    parts, single = (answer_parts(record, answer_tokens(record, table), "mask") for record in records)
     assert [(part.role, part.text.strip(), part.turn) for part in parts] == [
         ("assistant", "8", 1),
         ("user", "higher", None),
         ("assistant", "9", 2),
     ]
     assert "".join(fragment.text for fragment in parts[2].fragments) == "<|im_start|>assistant\n9<|im_end|>"
-    assert [(part.role, part.turn) for part in alone] == [("assistant", 1)]
-    assert [fragment.text for fragment in alone[0].fragments if fragment.is_markup] == list(SPECIAL.values())
+    assert [(part.role, part.turn) for part in single] == [("assistant", 1)]
+    assert [fragment.text for fragment in single[0].fragments if fragment.is_markup] == list(SPECIAL.values())
 
 
 def test_rows_of_single_turns_show_what_their_prompts_add() -> None:
@@ -99,8 +99,8 @@ def test_rows_of_single_turns_show_what_their_prompts_add() -> None:
     earlier = [{"response": "", "response_ids": ids} for ids in answers[:2]]
     record = {"prompt_id": "0:0", "sample": 0, "earlier": earlier, "response_ids": answers[2]}
     rows = answer_tokens(record, TokenTable(columns=columns, pieces=pieces))
-    told = [(part.role, part.text) for part in answer_parts(record, rows, "mask")]
-    assert told == [("assistant", "8"), ("user", "up"), ("assistant", "9"), ("user", "down"), ("assistant", "7")]
+    turns = [(part.role, part.text) for part in answer_parts(record, rows, "mask")]
+    assert turns == [("assistant", "8"), ("user", "up"), ("assistant", "9"), ("user", "down"), ("assistant", "7")]
 
 
 def test_each_turn_has_its_reward_where_each_has_one() -> None:

@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.long, pytest.mark.browser]
 
 @pytest.fixture(scope="module")
 def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
+    with browser(tmp_path_factory.mktemp("profile")) as window:
+        yield window
 
 
 @pytest.fixture(scope="module")
@@ -139,13 +139,13 @@ def test_the_heading_that_a_link_leads_to_is_not_below_the_header(window: Browse
     file.write_text(report([run], samples=10), encoding="utf-8")
     for width in (390, 1280):
         window.emulate(width=width)
-        for place in ("curves", "events", "configuration", "samples"):
+        for section in ("curves", "events", "configuration", "samples"):
             window.open("about:blank")
-            window.open(f"file://{file}#{place}")
+            window.open(f"file://{file}#{section}")
             window.wait_until("document.documentElement.dataset.drawn > 2")
-            window.value(f"document.getElementById('{place}').scrollIntoView()")
+            window.value(f"document.getElementById('{section}').scrollIntoView()")
             header = "document.querySelector('header').getBoundingClientRect().bottom"
-            assert window.value(f"document.getElementById('{place}').getBoundingClientRect().top >= {header}")
+            assert window.value(f"document.getElementById('{section}').getBoundingClientRect().top >= {header}")
     window.emulate()
 
 

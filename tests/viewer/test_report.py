@@ -101,7 +101,7 @@ def test_a_report_names_no_file_and_no_address_to_load(hostile: Page) -> None:
 
 
 def test_the_policy_of_a_report_allows_its_own_two_scripts_and_no_request(hostile: Page) -> None:
-    [policy] = [each["content"] or "" for _, each in hostile.elements if each.get("http-equiv")]
+    [policy] = [attributes["content"] or "" for _, attributes in hostile.elements if attributes.get("http-equiv")]
     data, *scripts = hostile.scripts
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
     allowed = re.findall(r"'sha256-(.*?)'", policy)
@@ -147,7 +147,7 @@ def test_time_is_stacked_by_phase() -> None:
 def test_the_events_of_a_run_are_told_in_the_order_of_its_steps(tmp_path: Path) -> None:
     (tmp_path / "global_step_2").mkdir()
     (tmp_path / "alarms.jsonl").write_text('{"step": 1, "name": "entropy", "reason": "it fell"}\n', encoding="utf-8")
-    assert [(each.step, each.kind) for each in events(tmp_path, series_of(LINES))] == [
+    assert [(event.step, event.kind) for event in events(tmp_path, series_of(LINES))] == [
         (1, "alarm"),
         (2, "checkpoint"),
         (2, "engines"),
@@ -160,11 +160,11 @@ def test_the_events_of_a_run_are_told_in_the_order_of_its_steps(tmp_path: Path) 
 def test_configurations_are_compared_with_the_origin_of_each_value(tmp_path: Path) -> None:
     one = run_at(tmp_path / "one", {"kind": "rl", "trainer": {"epochs": 7, "seed": 42}, "a": {"derived": 1}})
     two = run_at(tmp_path / "two", {"kind": "rl", "trainer": {"epochs": 1, "seed": 42}})
-    found = {each.path: (each.values, each.origins) for each in settings([one, two])}
-    assert found["trainer.epochs"] == (("7", "1"), ("written", "default"))
-    assert found["trainer.seed"] == (("42", "42"), ("default", "default"))
-    assert found["a.derived"] == (("1", ""), ("derived", "derived"))
-    assert [each.path for each in settings([one, two]) if each.differs] == ["trainer.epochs", "a.derived"]
+    by_path = {setting.path: (setting.values, setting.origins) for setting in settings([one, two])}
+    assert by_path["trainer.epochs"] == (("7", "1"), ("written", "default"))
+    assert by_path["trainer.seed"] == (("42", "42"), ("default", "default"))
+    assert by_path["a.derived"] == (("1", ""), ("derived", "derived"))
+    assert [setting.path for setting in settings([one, two]) if setting.differs] == ["trainer.epochs", "a.derived"]
 
 
 def test_values_are_shown_with_the_place_that_they_were_written_at(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_values_are_shown_with_the_place_that_they_were_written_at(tmp_path: Pat
         "trainer.alarms.a": "argument 2",
     }
     (folder / "config.json").write_text(json.dumps(stored), encoding="utf-8")
-    assert {each.path: each.origins for each in settings([folder])} == {
+    assert {setting.path: setting.origins for setting in settings([folder])} == {
         "kind": ("default",),
         "trainer.epochs": ("run.toml:3",),
         "trainer.seed": ("written",),
@@ -205,12 +205,12 @@ def test_the_command_writes_a_report_of_a_run_of_an_earlier_release_and_replaces
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "seen.html"
-    first, again, forced = (
+    first, second, forced = (
         CliRunner().invoke(cli, ["report", str(STORED), "--to", str(file), *more]) for more in ([], [], ["--force"])
     )
     assert (first.exit_code, forced.exit_code) == (0, 0) and "MB" in first.output, first.output
-    assert isinstance(again.exception, UserError) or again.exit_code == 2
-    assert "exists: choose another --to" in (str(again.exception) + again.output)
+    assert isinstance(second.exception, UserError) or second.exit_code == 2
+    assert "exists: choose another --to" in (str(second.exception) + second.output)
     page = Page(file.read_text(encoding="utf-8"))
     assert "0:16" in page.text
     assert {"policy 0", "engine 0", "node 0"} <= set(re.findall(r"[a-z]+ \d", page.text))
@@ -234,14 +234,14 @@ def test_the_models_of_a_run_are_found_where_it_was_started(
     run = tmp_path / "here" / "runs" / "a"
     run.parent.mkdir()
     run_at(run, cattrs.unstructure(resolve(load([], values))))
-    for place, sizes_known in (("here", True), ("elsewhere", True), ("moved", False)):
-        (tmp_path / place).mkdir(exist_ok=True)
-        monkeypatch.chdir(tmp_path / place)
-        if place == "moved":
+    for folder, sizes_known in (("here", True), ("elsewhere", True), ("moved", False)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        if folder == "moved":
             run = run.rename(tmp_path / "moved" / "b")
-        result = CliRunner().invoke(cli, ["report", str(run), "--to", str(tmp_path / f"{place}.html")])
+        result = CliRunner().invoke(cli, ["report", str(run), "--to", str(tmp_path / f"{folder}.html")])
         assert result.exit_code == 0, result.output
-        page = (tmp_path / f"{place}.html").read_text(encoding="utf-8")
+        page = (tmp_path / f"{folder}.html").read_text(encoding="utf-8")
         assert ("one process on a CPU" in page) and (("sizes of model are unknown" in page) is not sizes_known)
 
 

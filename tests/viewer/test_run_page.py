@@ -155,7 +155,7 @@ def test_an_agent_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("progress", "said", "tone"),
+    ("progress", "state", "tone"),
     [
         ({}, "at step 1; how it ended is not recorded", "plain"),
         ({"state": "running", "total_steps": 1000}, "running, step 1 of 1,000", "live"),
@@ -169,10 +169,10 @@ def test_an_agent_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_the_end_of_a_run_is_told_even_where_its_record_is_damaged(
-    tmp_path: Path, progress: dict[str, object], said: str, tone: str
+    tmp_path: Path, progress: dict[str, object], state: str, tone: str
 ) -> None:
     card = run_card(tmp_path, "mine", seen(tmp_path, rewards(1.0), **progress))
-    assert (card.state, card.tone) == (said, tone)
+    assert (card.state, card.tone) == (state, tone)
 
 
 @pytest.mark.parametrize(

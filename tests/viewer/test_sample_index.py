@@ -34,7 +34,7 @@ def indexed(folder: Path) -> SampleIndex:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("criteria", "expected"),
     [
         ({}, [5, 6, 7, 8, 1, 2, 3, 4]),
         ({"step": 1}, [1, 2, 3, 4]),
@@ -61,10 +61,10 @@ def indexed(folder: Path) -> SampleIndex:
         ({"words": "'; DROP TABLE samples; --"}, []),
     ],
 )
-def test_samples_are_found_by(folder: Path, wanted: dict[str, Any], found: list[int]) -> None:
-    index, wanted_samples = indexed(folder), SampleFilter(**wanted)
-    assert [row["id"] for row in index.rows(wanted_samples)] == found
-    assert index.count(wanted_samples) == len(found)
+def test_samples_are_found_by(folder: Path, criteria: dict[str, Any], expected: list[int]) -> None:
+    index, wanted_samples = indexed(folder), SampleFilter(**criteria)
+    assert [row["id"] for row in index.rows(wanted_samples)] == expected
+    assert index.count(wanted_samples) == len(expected)
 
 
 def test_the_words_of_a_person_are_never_operators() -> None:
@@ -81,11 +81,11 @@ def test_samples_that_a_run_writes_meanwhile_are_added(folder: Path) -> None:
 
 def test_a_line_that_is_not_whole_is_left_for_later(folder: Path) -> None:
     lines = folder / "trajectories.jsonl"
-    whole = lines.read_bytes()
-    lines.write_bytes(whole[:-5])
+    content = lines.read_bytes()
+    lines.write_bytes(content[:-5])
     index = SampleIndex(lines, folder / "trajectories.index")
     assert index.update() == 7
-    lines.write_bytes(whole)
+    lines.write_bytes(content)
     assert index.update() == 1 and index.count(SampleFilter()) == 8
 
 
@@ -102,8 +102,8 @@ def test_an_index_is_built_anew_where_a_run_has_resumed_and_sampled_something_el
 
 def test_a_second_view_reads_no_line_again(folder: Path) -> None:
     indexed(folder)
-    again = SampleIndex(folder / "trajectories.jsonl", folder / "trajectories.index")
-    assert (again.update(), again.count(SampleFilter())) == (0, 8)
+    second_index = SampleIndex(folder / "trajectories.jsonl", folder / "trajectories.index")
+    assert (second_index.update(), second_index.count(SampleFilter())) == (0, 8)
 
 
 def test_the_record_of_a_sample_that_was_cut_off_meanwhile_is_gone(folder: Path) -> None:
@@ -137,8 +137,10 @@ def test_groups_whose_rewards_differ_are_told_from_others(tmp_path: Path) -> Non
     write(tmp_path, [[group(1, 0, ["a", "b"]), group(1, 1, ["c"])], [group(2, 0, ["d"])]])
     index = indexed(tmp_path)
     filters = {mixed: SampleFilter(mixed=mixed, order="oldest") for mixed in (True, False)}
-    found = {mixed: [row["excerpt"] for row in index.rows(wanted)] for mixed, wanted in filters.items()}
-    assert found == {True: ["a", "b"], False: ["c", "d"]}
+    excerpts = {
+        mixed: [row["excerpt"] for row in index.rows(sample_filter)] for mixed, sample_filter in filters.items()
+    }
+    assert excerpts == {True: ["a", "b"], False: ["c", "d"]}
 
 
 def test_lines_that_are_no_samples_are_passed_over(tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ STORED = Path(__file__).parents[1] / "stored" / "0.1.0" / "run"
 
 
 def client_of(run: Path, index: Path) -> TestClient:
-    found = SampleIndex(run / "trajectories.jsonl", index)
-    while found.update():
+    sample_index = SampleIndex(run / "trajectories.jsonl", index)
+    while sample_index.update():
         pass
-    pages = Pages(run, found, TokenFiles(run / "tokens"))
-    follower = RunFollower(found, pages.metrics, run)
+    pages = Pages(run, sample_index, TokenFiles(run / "tokens"))
+    follower = RunFollower(sample_index, pages.metrics, run)
     follower.look()
     client = TestClient(view_app(pages, follower, KEY), base_url="http://127.0.0.1:8008")
     client.get("/", params={"key": KEY})
@@ -85,7 +85,7 @@ def test_a_list_is_filtered_and_a_filter_that_cannot_be_is_answered_in_words(cli
 def tokens_of(html: str) -> list[dict[str, str | None]]:
     """The elements of tokens, without those of the legend."""
     page = Elements(re.sub(r'(?s)<p class="legend">.*?</p>', "", html))
-    return [each for each in page.of("span") if (each.get("class") or "").startswith("t ")]
+    return [span for span in page.of("span") if (span.get("class") or "").startswith("t ")]
 
 
 def headings(html: str) -> list[str]:
@@ -106,14 +106,14 @@ def headings(html: str) -> list[str]:
 def test_tokens_are_coloured_by(client: TestClient, mode: str, shades: list[str]) -> None:
     """e^-0.25 is 0.78; the learner has -0.5, a quarter of a nat less."""
     tokens = tokens_of(client.get(f"/sample/1?colour={mode}").text)
-    assert [(each["class"] or "").removeprefix("t ") for each in tokens] == shades
+    assert [(token["class"] or "").removeprefix("t ") for token in tokens] == shades
     hint = "id 97, log-probability -0.25, learner -0.5, difference -0.25, advantage 1, weights 0"
     assert tokens[0]["title"] == hint
 
 
 def test_an_answer_is_cut_where_the_environment_speaks(client: TestClient) -> None:
-    shown = headings(client.get("/sample/1").text)
-    assert shown == ["expected answer", "system", "user", "assistant", "environment", "assistant · turn 2"]
+    titles = headings(client.get("/sample/1").text)
+    assert titles == ["expected answer", "system", "user", "assistant", "environment", "assistant · turn 2"]
 
 
 def test_the_samples_of_a_group_stand_beside_each_other_with_their_rewards_by_component(client: TestClient) -> None:
@@ -140,7 +140,7 @@ def test_a_prompt_is_followed_over_the_steps(client: TestClient) -> None:
 )
 def test_an_answer_of_the_model_is_text_on_every_page(client: TestClient, path: str) -> None:
     page = Elements(client.get(path).text)
-    assert [each.get("src") for each in page.of("script")] == ["/static/view.js"] and page.of("img") == []
+    assert [script.get("src") for script in page.of("script")] == ["/static/view.js"] and page.of("img") == []
     assert [name for _, attributes in page.elements for name in attributes if name.startswith("on")] == []
     if path != "/?words=%3Cscript%3E":
         assert "document.title" in page.text
@@ -202,11 +202,11 @@ def test_a_page_that_shows_everything_is_told_so_in_a_few_bytes(tmp_path: Path) 
         "an end": lambda: (tmp_path / "progress.json").write_text('{"state": "finished"}', encoding="utf-8"),
     }
     assert is_new()
-    told = {}
-    for what, change in changes.items():
+    results = {}
+    for name, change in changes.items():
         change()
-        told[what] = is_new()
-    assert told == {"nothing": False, "samples": True, "a step": True, "an end": True}
+        results[name] = is_new()
+    assert results == {"nothing": False, "samples": True, "a step": True, "an end": True}
 
 
 def test_the_page_of_a_run_has_its_card_and_its_curves(tmp_path: Path) -> None:

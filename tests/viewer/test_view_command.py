@@ -37,8 +37,8 @@ def test_the_page_does_not_wait_for_the_import_of_environments_and_of_the_config
         "skyrl.tracking.token_file\n"
         "print([name for name in ('skyrl.config', 'skyrl.envs', 'torch') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
 
 
 def test_a_folder_without_samples_is_refused(tmp_path: Path) -> None:

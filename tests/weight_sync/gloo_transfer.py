@@ -85,8 +85,8 @@ class Sender(TrainerWeightTransferEngine[GlooInitInfo]):
         workers = NCCLWeightTransferInitInfo(
             master_address=address[0], master_port=address[1], rank_offset=1, world_size=init_info.world_size
         )
-        with ThreadPoolExecutor(1) as beside:
-            joined = beside.submit(join, *address, 0, init_info.world_size)
+        with ThreadPoolExecutor(1) as executor:
+            joined = executor.submit(join, *address, 0, init_info.world_size)
             client.init_weight_transfer_engine({k: v for k, v in asdict(workers).items() if v is not None})
             engine.group = joined.result()
         return engine
@@ -95,16 +95,16 @@ class Sender(TrainerWeightTransferEngine[GlooInitInfo]):
         assert self.source is not None
         meta = self.source.metadata()
         info = {
-            "names": [each.name for each in meta],
-            "dtype_names": [str(each.dtype).removeprefix("torch.") for each in meta],
-            "shapes": [list(each.shape) for each in meta],
+            "names": [tensor.name for tensor in meta],
+            "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in meta],
+            "shapes": [list(tensor.shape) for tensor in meta],
         }
         self.client.start_weight_update()
-        with ThreadPoolExecutor(1) as beside:
-            done = beside.submit(self.client.update_weights, info)
+        with ThreadPoolExecutor(1) as executor:
+            update = executor.submit(self.client.update_weights, info)
             for _, weight in self.source:
                 self.group.broadcast(weight.clone(), 0).wait()
-            done.result()
+            update.result()
         self.client.finish_weight_update()
 
     def shutdown(self) -> None:

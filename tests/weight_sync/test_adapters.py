@@ -75,11 +75,11 @@ async def far_from(engine: InferenceEngine, model: Any, adapter: str | None = No
     """Largest difference between the engine's log-probabilities, by the adapter of this name, and those of a forward
     pass of the model, in nats.
     """
-    worst, requests = 0.0, [evolve(each, adapter=adapter) for each in ASKED]
-    for asked, drawn in zip(ASKED, await asyncio.gather(*map(engine.generate, requests)), strict=True):
-        for each in drawn:
-            expected = full_forward_logprobs(model, asked.prompt_ids, each, 1.0)
-            worst = max(worst, (torch.tensor(each.logprobs) - expected).abs().max().item())
+    worst, requests = 0.0, [evolve(request, adapter=adapter) for request in ASKED]
+    for source_request, drawn in zip(ASKED, await asyncio.gather(*map(engine.generate, requests)), strict=True):
+        for completion in drawn:
+            expected = full_forward_logprobs(model, source_request.prompt_ids, completion, 1.0)
+            worst = max(worst, (torch.tensor(completion.logprobs) - expected).abs().max().item())
     return worst
 
 
@@ -127,7 +127,7 @@ def foreign(tensors: dict[str, Tensor], fault: str) -> Iterator[tuple[str, Tenso
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("half", "the other half of model.layers.0.self_attn.q_proj's update is missing"),
         ("shape", r"has shape \(3, 32\), this layer expects \(4, 32\)"),
@@ -135,12 +135,12 @@ def foreign(tensors: dict[str, Tensor], fault: str) -> Iterator[tuple[str, Tenso
         ("nothing", "it contains no tensors"),
     ],
 )
-async def test_an_adapter_that_does_not_fit_is_refused_and_the_old_one_kept(fault: str, said: str) -> None:
+async def test_an_adapter_that_does_not_fit_is_refused_and_the_old_one_kept(fault: str, message: str) -> None:
     model = learner("qwen2")
     engine = TorchEngine(nano_model(), nano_tokenizer(), max_num_seqs=8)
     await give(engine, adapter_of(model), 1)
     tensors = {} if fault == "nothing" else dict(tensors_of(learner("qwen2", seed=4)))
-    with pytest.raises(WeightSyncError, match=said):
+    with pytest.raises(WeightSyncError, match=message):
         await give(engine, shared(tuple(foreign(tensors, fault)), rank=4, alpha=8), 2)
     assert engine.weight_version == 1
     assert await far_from(engine, model) < 1e-4
@@ -204,7 +204,7 @@ async def test_sglang_gets_the_adapter_alone_under_a_name_of_its_own_and_forgets
                 f"skyrl-{version}"
             ]
         drawn = await engine.generate(ASKED[0])
-        assert {version for each in drawn for version in each.weight_versions} == {2}
+        assert {version for completion in drawn for version in completion.weight_versions} == {2}
         assert "/update_weights_from_disk" not in stand_in.asked
         await engine.close()
 
@@ -279,11 +279,11 @@ def test_an_adapter_is_a_fiftieth_of_a_model_of_69_million_weights() -> None:
     )
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config)
-        whole = sum(weight.numel() for weight in model.parameters())
+        total = sum(weight.numel() for weight in model.parameters())
         adapted = with_adapter(model, SkyRLLoraConfig(rank=8), seed=0, field="lora")
     sent = sum(tensor.numel() for _, tensor in tensors_of(adapted))
-    assert 60e6 < whole < 72e6
-    assert sent <= 0.02 * whole
+    assert 60e6 < total < 72e6
+    assert sent <= 0.02 * total
 
 
 @pytest.mark.sampled(2)
@@ -301,7 +301,7 @@ def test_a_run_sends_the_adapter_alone_and_its_engine_computes_what_the_learner_
 
     monkeypatch.setattr(TorchEngine, "load_weights", counted)
     train(nano, tmp_path, trainer__policy__model__lora__rank=2, trainer__max_training_steps=3, **parts)
-    steps = [each["weight_sync/parity_max"] for each in metrics(tmp_path) if "weight_sync/parity_max" in each]
+    steps = [record["weight_sync/parity_max"] for record in metrics(tmp_path) if "weight_sync/parity_max" in record]
     assert len(steps) == len(sent) == 4
     assert max(steps) < 1e-4
     assert len(set(sent)) == 1

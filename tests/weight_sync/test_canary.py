@@ -58,11 +58,11 @@ def canary(*prompts: tuple[int, ...]) -> Canary:
 
 
 async def compare(
-    *engines: Answers, learner: Any = None, asked: Canary | None = None, first: int = 0
+    *engines: Answers, learner: Any = None, probe: Canary | None = None, first: int = 0
 ) -> dict[str, float]:
     """The engines are numbered from `first`."""
     source, numbered = cast(Any, learner or Scores()), cast(Any, dict(enumerate(engines, start=first)))
-    return await (asked or canary()).compare(source, numbered, 3)
+    return await (probe or canary()).compare(source, numbered, 3)
 
 
 def many(*logprobs: float) -> Answers:
@@ -72,29 +72,29 @@ def many(*logprobs: float) -> Answers:
 
 async def test_the_differences_of_all_engines_are_measured() -> None:
     engines = Answers(-1.0, -1.04), Answers(-1.0, -1.0)
-    found = await compare(*engines)  # differences 0, 0.04, 0 and 0, each twice
-    assert found == pytest.approx({"weight_sync/parity_mean": 0.01, "weight_sync/parity_max": 0.04}, abs=1e-6)
+    metrics = await compare(*engines)  # differences 0, 0.04, 0 and 0, each twice
+    assert metrics == pytest.approx({"weight_sync/parity_mean": 0.01, "weight_sync/parity_max": 0.04}, abs=1e-6)
     assert [request.prompt_ids for request in engines[0].asked] == [(1, 2, 3), (4,)]
     assert {request.sampling.temperature for request in engines[0].asked} == {0.5}
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])
 async def test_engines_that_answer_alike_report_what_one_of_them_would(count: int) -> None:
-    one, *others = [
+    first, *others = [
         await compare(*[Answers(-1.0, -1.1, -0.9)] * engines, learner=RoundsWithItsRows()) for engines in (1, count)
     ]
-    assert others == [one]
+    assert others == [first]
 
 
 async def test_answers_that_differ_are_scored_each() -> None:
-    found = await compare(Answers(-1.0), Answers(-1.0, -1.03))  # 0; 0 and 0.03; each twice
-    assert found == pytest.approx({"weight_sync/parity_mean": 0.01, "weight_sync/parity_max": 0.03}, abs=1e-6)
+    metrics = await compare(Answers(-1.0), Answers(-1.0, -1.03))  # 0; 0 and 0.03; each twice
+    assert metrics == pytest.approx({"weight_sync/parity_mean": 0.01, "weight_sync/parity_max": 0.03}, abs=1e-6)
 
 
-@pytest.mark.parametrize(("each", "prompts"), [(1, 128), (3, 86), (8, 32), (9, 32)])
-async def test_prompts_are_continued_until_there_are_256_tokens(each: int, prompts: int) -> None:
-    engine = Answers(*[-1.0] * each)
-    await compare(engine, asked=canary(*((number,) for number in range(128))))
+@pytest.mark.parametrize(("length", "prompts"), [(1, 128), (3, 86), (8, 32), (9, 32)])
+async def test_prompts_are_continued_until_there_are_256_tokens(length: int, prompts: int) -> None:
+    engine = Answers(*[-1.0] * length)
+    await compare(engine, probe=canary(*((number,) for number in range(128))))
     assert len(engine.asked) == prompts  # 128 are all there are
 
 
@@ -147,10 +147,10 @@ async def test_log_probabilities_that_are_not_those_of_the_tokens_are_refused(da
 
     class Knows:
         async def score(self, batch: TrainingBatch) -> Tensor:
-            found = torch.zeros(batch.input_ids.shape)
+            logprobs = torch.zeros(batch.input_ids.shape)
             for row, mask in enumerate(batch.loss_mask):
-                found[row, mask] = scores
-            return found
+                logprobs[row, mask] = scores
+            return logprobs
 
     right, wrong = Answers(*scores.tolist()), Answers(*DAMAGES[damage](scores.tolist()))
     assert (await compare(right, learner=Knows()))["weight_sync/parity_max"] == 0
@@ -169,14 +169,14 @@ async def test_a_difference_that_is_not_a_number_is_no_agreement() -> None:
     ("tokens", "most"), [(1, 3 * BOUND), (4, 2 * BOUND), (100, 1.2 * BOUND), (40_000, 1.01 * BOUND)]
 )
 async def test_a_mean_over_few_tokens_has_room_beyond_the_bound(tokens: int, most: float) -> None:
-    one = canary((1, 2, 3))
+    probe = canary((1, 2, 3))
     for beyond, refused in ((0.999, False), (1.001, True)):
         engine = Answers(*[-1.0 - most * beyond] * tokens)
         if refused:
             with pytest.raises(WeightSyncError, match=f"over {tokens} tokens, more than .* = {BOUND}"):
-                await compare(engine, asked=one)
+                await compare(engine, probe=probe)
         else:
-            await compare(engine, asked=one)
+            await compare(engine, probe=probe)
 
 
 async def test_an_engine_that_samples_nothing_is_not_taken_for_a_right_one() -> None:

@@ -83,11 +83,11 @@ async def send(transport: DeltaTransport, learner: Any, receiver: Any) -> None:
 
 def stored(folder: Path) -> list[list[str]]:
     """Names in each file, in the order in which the files were written."""
-    found = []
+    names = []
     for path in sorted((folder / "delta").iterdir()):
         with safe_open(path, framework="pt") as file:
-            found.append(sorted(file.keys()))
-    return found
+            names.append(sorted(file.keys()))
+    return names
 
 
 async def test_only_the_weights_that_changed_are_written_and_read(tmp_path: Path, receiver: Receiver) -> None:
@@ -205,9 +205,9 @@ async def test_weights_travel_through_an_object_store(receiver: Receiver, monkey
     with ObjectStore(failures=0.05) as store:
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)
-        place = f"s3://{BUCKET}/run"
-        storage_at(place).write("delta/of an earlier run", [b"old"])
-        learner, transport = Numbers(a=1.0, b=2.0), DeltaTransport(place, dtype="float32")
+        url = f"s3://{BUCKET}/run"
+        storage_at(url).write("delta/of an earlier run", [b"old"])
+        learner, transport = Numbers(a=1.0, b=2.0), DeltaTransport(url, dtype="float32")
         await send(transport, learner, receiver)
         learner.values["b"] = 5.0
         await send(transport, learner, receiver)
@@ -216,4 +216,4 @@ async def test_weights_travel_through_an_object_store(receiver: Receiver, monkey
         learner.values = {"a": 3.0, "b": 4.0}
         await send(transport, learner, receiver)
         assert receiver.received == {"a": 3.0, "b": 4.0}
-        assert storage_at(place).names("delta") == ["000002-00000.safetensors"]  # what nothing is current in is removed
+        assert storage_at(url).names("delta") == ["000002-00000.safetensors"]  # what nothing is current in is removed

@@ -42,14 +42,14 @@ async def largest_differences(folder: Path, family: str, tied: bool, backend: st
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # what vLLM's processes see; this one has chosen
     engine = VLLMEngine(CONFIG, model_path=str(folder), device="cuda", tokenizer=nano_tokenizer())
     client = InferenceEngineClient([engine], nano_tokenizer(), str(folder), SkyRLLoraConfig(), InferenceEngineConfig())
-    place = TransferRendezvous("127.0.0.1", store.port, timeout=60)
-    transport = NativeTransport(place, backend=backend, senders=1, dtype="float32", bucket_bytes=2**20)
-    sync, found = WeightSync(learner, client, transport, CANARY), []
+    rendezvous = TransferRendezvous("127.0.0.1", store.port, timeout=60)
+    transport = NativeTransport(rendezvous, backend=backend, senders=1, dtype="float32", bucket_bytes=2**20)
+    sync, differences = WeightSync(learner, client, transport, CANARY), []
     for version in range(1, 21):
         learner.update_at_random()
-        found.append((await sync.publish(version))["weight_sync/parity_max"])
+        differences.append((await sync.publish(version))["weight_sync/parity_max"])
     await client.close()
-    return found
+    return differences
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ class Transfer:
         self.timeout = 7.0
         self.host = "127.0.0.1"
 
-    def moved(self, places: int) -> Transfer:
-        self.calls.append(f"rank {places}")
+    def moved(self, offset: int) -> Transfer:
+        self.calls.append(f"rank {offset}")
         return self
 
     @contextmanager
@@ -70,17 +70,17 @@ class Transfer:
 
 @pytest.fixture
 def transfer(monkeypatch: pytest.MonkeyPatch) -> Transfer:
-    found = Transfer()
+    transfer = Transfer()
     modules: dict[str, dict[str, Any]] = {
-        "factory": {"WeightTransferTrainerFactory": found},
+        "factory": {"WeightTransferTrainerFactory": transfer},
         "ipc_engine": {"IPCTrainerInitInfo": lambda **fields: {"engine": "ipc", **fields}},
         "nccl_engine": {"NCCLTrainerInitInfo": lambda **fields: {"engine": "nccl", **fields}},
         "base": {"WeightSource": object, "ParamMeta": SimpleNamespace},
     }
     for name, members in modules.items():
         monkeypatch.setitem(sys.modules, f"vllm.distributed.weight_transfer.{name}", SimpleNamespace(**members))
-    monkeypatch.setattr(native, "Requests", found.requests)
-    return found
+    monkeypatch.setattr(native, "Requests", transfer.requests)
+    return transfer
 
 
 def sender(transfer: Transfer, backend: str, senders: int) -> NativeSender:
@@ -130,7 +130,7 @@ def test_weights_are_rounded_to_the_announced_type_and_digested(transfer: Transf
         ("b", torch.bfloat16, [3.0]),
     ]
     assert list(digests.in_hex()) == ["a", "b"]
-    assert [(each.name, each.dtype, each.shape) for each in source.metadata()] == [
+    assert [(tensor.name, tensor.dtype, tensor.shape) for tensor in source.metadata()] == [
         ("a", torch.float32, (2,)),
         ("b", torch.bfloat16, (1,)),
     ]
@@ -189,14 +189,14 @@ class Ends:
 
 @pytest.mark.parametrize(("senders", "everywhere"), [(1, False), (2, True)])
 async def test_engines_load_while_the_first_rank_sends_or_every_one_of_several(senders: int, everywhere: bool) -> None:
-    place = TransferRendezvous("here", 29, timeout=7.0)
+    rendezvous = TransferRendezvous("here", 29, timeout=7.0)
     ends: Any = Ends()
-    transport = NativeTransport(place, backend="ipc", senders=senders, dtype="float32", bucket_bytes=64)
+    transport = NativeTransport(rendezvous, backend="ipc", senders=senders, dtype="float32", bucket_bytes=64)
     await transport.send(ends, ends, 5)
     [(sender, ran_everywhere)] = ends.streamed
     assert ran_everywhere == everywhere
     assert (sender.group.rank, sender.group.size, sender.senders) == (0, senders + 2, senders)
     [(incoming, version)] = ends.loaded
     assert version == 5
-    assert [(each.group.rank, each.backend) for each in incoming] == [(senders, "ipc"), (senders + 1, "ipc")]
+    assert [(end.group.rank, end.backend) for end in incoming] == [(senders, "ipc"), (senders + 1, "ipc")]
     assert sender.weights == incoming[0].weights == (INFOS[0],)

@@ -79,28 +79,28 @@ ROADS = [
 async def test_engines_agree_with_the_learner_after_every_update(
     transport: WeightTransport, kind: str, updates: int
 ) -> None:
-    learner, door = HeldModel(nano_model(kind, seed=1)), client(engine(kind), engine(kind))
-    sync = WeightSync(learner, door, transport, CANARY)
+    learner, engine_client = HeldModel(nano_model(kind, seed=1)), client(engine(kind), engine(kind))
+    sync = WeightSync(learner, engine_client, transport, CANARY)
     for version in range(1, updates + 1):
         learner.update_at_random()
         metrics = await sync.publish(version)
         assert 0 < metrics["weight_sync/parity_max"] < 1e-4
-        assert door.weight_version == version
-    (answer,) = await door.generate(request((1, 2, 3)))
+        assert engine_client.weight_version == version
+    (answer,) = await engine_client.generate(request((1, 2, 3)))
     assert set(answer.weight_versions) == {updates}
-    await door.close()
+    await engine_client.close()
 
 
 async def test_the_canary_compares_after_the_first_transfer_and_every_third_one() -> None:
-    learner, door = HeldModel(nano_model("qwen2, tied", seed=1)), client(engine())
-    sync = WeightSync(learner, door, SharedTransport(), CANARY, canary_interval=3)
+    learner, engine_client = HeldModel(nano_model("qwen2, tied", seed=1)), client(engine())
+    sync = WeightSync(learner, engine_client, SharedTransport(), CANARY, canary_interval=3)
     compared = ["weight_sync/parity_max" in await sync.publish(version) for version in range(4, 9)]
     assert compared == [True, False, False, True, False]
-    await door.close()
+    await engine_client.close()
 
 
 def without(name: str) -> Callable[[Weights], Weights]:
-    return lambda weights: ((each, tensor) for each, tensor in weights if each != name)
+    return lambda weights: ((key, tensor) for key, tensor in weights if key != name)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS, indirect=True)
@@ -110,20 +110,22 @@ def without(name: str) -> Callable[[Weights], Weights]:
 async def test_a_missing_tensor_is_refused_and_the_old_weights_serve_on(
     transport: WeightTransport, kind: str, name: str
 ) -> None:
-    door = client(engine(kind))
-    before = await door.generate(request((1, 2, 3)))
+    engine_client = client(engine(kind))
+    before = await engine_client.generate(request((1, 2, 3)))
     with pytest.raises(WeightSyncError, match=f"{name} is missing"):
-        await WeightSync(HeldModel(nano_model(kind, seed=1), without(name)), door, transport, CANARY).publish(1)
-    assert await door.generate(request((1, 2, 3))) == before
-    await door.close()
+        await WeightSync(HeldModel(nano_model(kind, seed=1), without(name)), engine_client, transport, CANARY).publish(
+            1
+        )
+    assert await engine_client.generate(request((1, 2, 3))) == before
+    await engine_client.close()
 
 
 @pytest.mark.parametrize("transport", ["broadcast", "folder", "delta"], indirect=True)
 async def test_a_flipped_byte_is_refused_and_the_old_weights_serve_on(
     transport: WeightTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    door = client(engine())
-    before = await door.generate(request((1, 2, 3)))
+    engine_client = client(engine())
+    before = await engine_client.generate(request((1, 2, 3)))
     original = incoming_weights.digest
 
     def one_byte_is_another(tensor: Tensor) -> str:
@@ -134,9 +136,9 @@ async def test_a_flipped_byte_is_refused_and_the_old_weights_serve_on(
 
     monkeypatch.setattr(incoming_weights, "digest", one_byte_is_another)  # the receiver's view of what came
     with pytest.raises(WeightSyncError, match="was changed in transit"):
-        await WeightSync(HeldModel(nano_model("qwen2, tied", seed=1)), door, transport, CANARY).publish(1)
-    assert await door.generate(request((1, 2, 3))) == before
-    await door.close()
+        await WeightSync(HeldModel(nano_model("qwen2, tied", seed=1)), engine_client, transport, CANARY).publish(1)
+    assert await engine_client.generate(request((1, 2, 3))) == before
+    await engine_client.close()
 
 
 class Deceived(TorchEngine):
@@ -168,15 +170,17 @@ def keep_old_projection(model: Any, old: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("spoil", [keep_old_head, keep_old_projection])
 async def test_an_engine_that_does_not_compute_with_what_came_is_caught_before_the_first_token(spoil: Any) -> None:
-    door = client(Deceived(nano_model("qwen2, tied"), nano_tokenizer(), spoil))
+    engine_client = client(Deceived(nano_model("qwen2, tied"), nano_tokenizer(), spoil))
     with pytest.raises(WeightSyncError, match=r"engine 0 does not compute with the weights of version 1"):
-        await WeightSync(HeldModel(nano_model("qwen2, tied", seed=1)), door, SharedTransport(), CANARY).publish(1)
-    answers = asyncio.create_task(door.generate(request((1, 2, 3))))
+        await WeightSync(
+            HeldModel(nano_model("qwen2, tied", seed=1)), engine_client, SharedTransport(), CANARY
+        ).publish(1)
+    answers = asyncio.create_task(engine_client.generate(request((1, 2, 3))))
     await asyncio.sleep(0)
-    await door.pause()  # returns when nothing is running: a request that was let in would be finished
+    await engine_client.pause()  # returns when nothing is running: a request that was let in would be finished
     assert not answers.done()
     answers.cancel()
-    await door.close()
+    await engine_client.close()
 
 
 class CutByAnEngine(SharedTransport):
@@ -200,55 +204,55 @@ class CutByAnEngine(SharedTransport):
 
 async def test_a_transfer_that_an_engine_s_death_cut_at_the_learner_begins_again_with_the_others() -> None:
     left, dying = engine(), engine()
-    learner, door = HeldModel(nano_model("qwen2, tied", seed=1)), client(left, dying)
+    learner, engine_client = HeldModel(nano_model("qwen2, tied", seed=1)), client(left, dying)
     transport = CutByAnEngine(dying)
-    await WeightSync(learner, door, transport, CANARY).publish(1)
-    assert (transport.sent_to, door.in_service, door.weight_version) == ([2, 1], (left,), 1)
-    (answer,) = await door.generate(request((1, 2, 3)))
+    await WeightSync(learner, engine_client, transport, CANARY).publish(1)
+    assert (transport.sent_to, engine_client.in_service, engine_client.weight_version) == ([2, 1], (left,), 1)
+    (answer,) = await engine_client.generate(request((1, 2, 3)))
     assert set(answer.weight_versions) == {1}
-    await door.close()
+    await engine_client.close()
 
 
 async def test_members_stay_connected_between_meetings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another connection would look names up again, which takes five seconds where the resolver loses a packet."""
-    place, made = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20)), []
+    store, calls = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20)), []
 
     def counted(*args: Any, **settings: Any) -> TCPStore:
-        made.append(args)
+        calls.append(args)
         return TCPStore(*args, **settings)
 
     monkeypatch.setattr(transfer_group, "TCPStore", counted)
-    learner, door = HeldModel(nano_model("qwen2, tied", seed=1)), client(engine())
-    transport = BroadcastTransport(TransferRendezvous("127.0.0.1", place.port, timeout=20), dtype="float32")
-    sync = WeightSync(learner, door, transport, CANARY)
+    learner, engine_client = HeldModel(nano_model("qwen2, tied", seed=1)), client(engine())
+    transport = BroadcastTransport(TransferRendezvous("127.0.0.1", store.port, timeout=20), dtype="float32")
+    sync = WeightSync(learner, engine_client, transport, CANARY)
     for version in (1, 2, 3):
         await sync.publish(version)
-    assert made == [("127.0.0.1", place.port)] * 2
-    await door.close()
+    assert calls == [("127.0.0.1", store.port)] * 2
+    await engine_client.close()
 
 
 def test_a_connection_that_was_cut_is_made_again() -> None:
-    place = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
-    port = place.port
+    meeting_store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+    port = meeting_store.port
     group = TransferGroup(host="127.0.0.1", port=port, name="one", rank=0, size=1, timeout=20)
     with group.rendezvous():
         pass
-    del place
-    place = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+    del meeting_store
+    meeting_store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
     with group.rendezvous() as store:
         store.set("key", "value")
-    assert place.num_keys() > 0
+    assert meeting_store.num_keys() > 0
 
 
 def test_a_member_that_ends_after_it_has_signed_in_is_not_waited_for_as_long_as_for_weights(
     store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer_group, "_CONNECT_SECONDS", 0.5)
-    here, there = TransferRendezvous("127.0.0.1", store.port, timeout=1000).new_group(1)
-    there[0].store().set(transfer_group.present(1), "")  # and that was all
+    learner_end, engine_ends = TransferRendezvous("127.0.0.1", store.port, timeout=1000).new_group(1)
+    engine_ends[0].store().set(transfer_group.present(1), "")  # and that was all
     with (
         pytest.raises(WeightSyncError, match=r"the weight transfer failed \(rank 0 of 2 on \S+: wait timeout"),
-        here.join(),
+        learner_end.join(),
     ):
         pass
 
@@ -275,8 +279,8 @@ async def test_a_learner_that_never_comes_ends_the_waiting_of_the_engines_at_onc
             raise fault
 
     learner = Breaks(nano_model("qwen2, tied", seed=1))
-    door = client(engine())
+    engine_client = client(engine())
     transport = BroadcastTransport(TransferRendezvous("127.0.0.1", store.port, timeout=1000), dtype="float32")
     with pytest.raises(raised[0], match=raised[1]):
-        await WeightSync(learner, door, transport, CANARY).publish(1)
-    await door.close()
+        await WeightSync(learner, engine_client, transport, CANARY).publish(1)
+    await engine_client.close()

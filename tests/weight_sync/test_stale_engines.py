@@ -56,14 +56,16 @@ def tailed(drawn: torch.Generator) -> Tensor:
 
 def answers(engine: Tensor, learner: Tensor, same: int = TOKENS) -> list[ScoredSample]:
     """Answers with these log-probabilities, of which the first `same` tokens are the same at every version."""
-    found = []
+    samples = []
     for row in range(ROWS):
         values = tuple(engine[row].tolist())
         later = int(engine[row, -1].item() * 1e6) % 100_000
-        tokens = tuple(place if place < same else later for place in range(TOKENS))
-        one = Completion(token_ids=tokens, text="", logprobs=values, weight_versions=tokens, stop_reason="length")
-        found.append(ScoredSample(prompt=(row,), completion=one, learner=learner[row]))
-    return found
+        tokens = tuple(index if index < same else later for index in range(TOKENS))
+        completion = Completion(
+            token_ids=tokens, text="", logprobs=values, weight_versions=tokens, stop_reason="length"
+        )
+        samples.append(ScoredSample(prompt=(row,), completion=completion, learner=learner[row]))
+    return samples
 
 
 BFLOAT16 = {"of_learner": 0.03, "of_engine": 0.04}
@@ -82,19 +84,19 @@ WORLDS = {
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", list(WORLDS))
 def test_no_right_engine_is_refused(name: str) -> None:
-    world, refused, told = WORLDS[name], 0, 0
+    world, refused, follows = WORLDS[name], 0, 0
     for seed in range(4):
         before: Yardstick | None = None
         for version, (engine, learner) in enumerate(world.versions(seed, 25)):
             now = answers(engine, learner, same=7)
             verdict = Verdict.FOLLOWS if before is None else before.verdict(now)
             refused += verdict is Verdict.STAYS
-            told += verdict is Verdict.FOLLOWS
+            follows += verdict is Verdict.FOLLOWS
             if verdict is Verdict.FOLLOWS:
                 before = Yardstick(version=version, answers=tuple(now))
     assert refused == 0
     if world.step > 2 * (world.of_engine + world.of_learner):
-        assert told > 90  # nearly every version is told from the one before
+        assert follows > 90  # nearly every version is told from the one before
 
 
 @pytest.mark.sampled(6)
@@ -137,10 +139,10 @@ def test_the_verdict_names_the_version_that_the_engine_stayed_at() -> None:
         version = 0
 
         async def score(self, batch: TrainingBatch) -> Tensor:
-            found = torch.zeros(batch.input_ids.shape)
+            logprobs = torch.zeros(batch.input_ids.shape)
             for row, prompt in enumerate(batch.input_ids[:, 0].tolist()):
-                found[row, 1:] = versions[self.version][1][prompt]
-            return found
+                logprobs[row, 1:] = versions[self.version][1][prompt]
+            return logprobs
 
     async def publish_all() -> None:
         for version in range(8):

@@ -166,7 +166,9 @@ async def test_the_canary_compares_after_the_first_transfer_and_every_so_many(ev
     world = World(canary_interval=every)
     for version in range(1, 6):
         await world.sync.publish(version)
-    assert [call for call in world.calls if call.startswith("compare")] == [f"compare {each}" for each in compared]
+    assert [call for call in world.calls if call.startswith("compare")] == [
+        f"compare {version}" for version in compared
+    ]
 
 
 async def test_weights_that_engines_only_promise_to_have_loaded_are_compared_every_time() -> None:
@@ -187,10 +189,10 @@ async def test_weights_that_engines_only_promise_to_have_loaded_are_compared_eve
 )
 def test_weights_travel_in_parts_of_about_a_size_rounded_and_whole(size: int, parts: list[str]) -> None:
     weights = [(name, torch.full((2, 4), 1.001, dtype=torch.float64).T) for name in "abcd"]  # 8 x 1 byte each
-    found = list(buckets(iter(weights), "int8", size))
-    assert ["".join(part) for part in found] == parts
-    assert {tensor.dtype for part in found for tensor in part.values()} == {torch.int8}
-    assert all(tensor.is_contiguous() and tensor.shape == (4, 2) for part in found for tensor in part.values())
+    packed = list(buckets(iter(weights), "int8", size))
+    assert ["".join(part) for part in packed] == parts
+    assert {tensor.dtype for part in packed for tensor in part.values()} == {torch.int8}
+    assert all(tensor.is_contiguous() and tensor.shape == (4, 2) for part in packed for tensor in part.values())
     assert list(buckets(iter([]), "int8")) == []
 
 
@@ -198,7 +200,7 @@ async def test_the_folder_for_weights_is_made_with_its_parents_and_empty_once_th
     seen: list[tuple[list[str], int]] = []
 
     def look(folder: Path, version: int) -> None:
-        seen.append((sorted(each.name for each in folder.iterdir()), version))
+        seen.append((sorted(path.name for path in folder.iterdir()), version))
 
     class Ends:
         in_service = ("first", "second")
@@ -243,9 +245,9 @@ class AdapterEnds:
         consume(iter([("lora_A", torch.ones(2))]))
 
     async def load_weights(self, adapters: list[Adapter], version: int, abort: object = None) -> None:
-        for each in adapters:
-            weights = [f"{info.name} {info.shape} {info.dtype}" for info in each.weights]
-            self.loaded.append((len(adapters), version, each.rank, each.alpha, weights))
+        for adapter in adapters:
+            weights = [f"{info.name} {info.shape} {info.dtype}" for info in adapter.weights]
+            self.loaded.append((len(adapters), version, adapter.rank, adapter.alpha, weights))
         if isinstance(adapters[0].tensors, Folder):
             with adapters[0].open() as tensors:
                 assert {name: tensor.tolist() for name, tensor in tensors} == {"lora_A": [1.0, 1.0]}
@@ -281,8 +283,8 @@ async def test_an_adapter_is_broadcast_while_every_engine_loads_it(monkeypatch: 
 
     monkeypatch.setattr(BroadcastSender, "__call__", send)
     ends: Any = AdapterEnds()
-    place = TransferRendezvous("here", 29, timeout=7.0)
-    await BroadcastTransport(place, dtype=ADAPTER_DTYPE, lora=LORA).send(ends, ends, 3)
+    rendezvous = TransferRendezvous("here", 29, timeout=7.0)
+    await BroadcastTransport(rendezvous, dtype=ADAPTER_DTYPE, lora=LORA).send(ends, ends, 3)
     assert (ends.loaded, sent) == (LOADED, [(0, "float32")])
     assert ends.asked == [("shapes", True), ("stream", True)]
 
@@ -308,24 +310,24 @@ async def test_engines_that_kept_whole_weights_work_on_only_after_an_error_of_ou
 
 
 def test_each_meeting_has_a_name_of_its_own_and_ranks_in_turn() -> None:
-    place = TransferRendezvous("here", 29, workers=2, timeout=7.0)
-    first, engines = place.new_group(3, senders=4)
+    rendezvous = TransferRendezvous("here", 29, workers=2, timeout=7.0)
+    first, engines = rendezvous.new_group(3, senders=4)
     assert (first.host, first.port, first.timeout, first.rank, first.size) == ("here", 29, 7.0, 0, 4 + 3 * 2)
     assert [(engine.rank, engine.size, engine.name) for engine in engines] == [
         (rank, 10, first.name) for rank in (4, 6, 8)
     ]
     second, (only,) = TransferRendezvous("here", 29, timeout=7.0).new_group(1)
     assert (second.size, only.rank) == (2, 1)
-    assert place.new_group(1)[0].name != first.name != second.name
+    assert rendezvous.new_group(1)[0].name != first.name != second.name
 
 
 async def test_when_one_end_fails_the_other_is_told_why_and_the_cause_is_raised() -> None:
-    told: list[str] = []
+    reasons: list[str] = []
     gone = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def abort(why: str) -> None:
-        told.append(why)
+    def abort(reason: str) -> None:
+        reasons.append(reason)
         loop.call_soon_threadsafe(gone.set)
 
     async def waits() -> None:
@@ -339,7 +341,7 @@ async def test_when_one_end_fails_the_other_is_told_why_and_the_cause_is_raised(
         gone.clear()
         with pytest.raises(WeightSyncError, match="the engine has no room"):
             await send_both(*ends, abort)
-    assert told == ["the engine has no room"] * 2
+    assert reasons == ["the engine has no room"] * 2
 
 
 def test_the_end_of_a_process_is_nearer_to_the_cause_than_an_error_of_ours_and_that_than_one_of_a_library() -> None:
@@ -350,11 +352,11 @@ def test_the_end_of_a_process_is_nearer_to_the_cause_than_an_error_of_ours_and_t
 
 
 def test_workers_of_vllm_compare_digests_before_the_update_is_finished() -> None:
-    asked: list[tuple[str, Any]] = []
+    calls: list[tuple[str, Any]] = []
 
     class Requests:
-        def ask(self, what: str, content: Any) -> None:
-            asked.append((what, content))
+        def ask(self, kind: str, content: Any) -> None:
+            calls.append((kind, content))
 
     requests: Any = Requests()
     workers = _Workers(requests)
@@ -364,10 +366,10 @@ def test_workers_of_vllm_compare_digests_before_the_update_is_finished() -> None
     workers.update_weights({"names": ["w"]})
     workers.finish_weight_update()
     workers.end()
-    assert asked[:3] == [("init", {"rank": 1}), ("start", {}), ("update", {"names": ["w"]})]
+    assert calls[:3] == [("init", {"rank": 1}), ("start", {}), ("update", {"names": ["w"]})]
     digests = in_hex({"w": digest_word(torch.ones(3))})
-    assert asked[3:5] == [("compare", {"digests": digests}), ("finish", {})]
-    assert len(asked) == 6
+    assert calls[3:5] == [("compare", {"digests": digests}), ("finish", {})]
+    assert len(calls) == 6
 
 
 # The canary's prompts

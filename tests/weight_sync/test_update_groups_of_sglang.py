@@ -49,7 +49,7 @@ async def servers(
     nano_model().save_pretrained(tmp_path / "model")
     nano_tokenizer().save_pretrained(tmp_path / "model")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-    place = TransferRendezvous("127.0.0.1", store.port, timeout=60.0)
+    rendezvous = TransferRendezvous("127.0.0.1", store.port, timeout=60.0)
     async with AsyncExitStack() as stack:
         started = []
         for _ in range(count):
@@ -61,7 +61,7 @@ async def servers(
         yield (
             started,
             client,
-            UpdateGroupTransport(place, backend="gloo", workers=1, dtype="float32", bucket_bytes=20_000),
+            UpdateGroupTransport(rendezvous, backend="gloo", workers=1, dtype="float32", bucket_bytes=20_000),
         )
         await client.close()
 
@@ -135,14 +135,14 @@ def test_why_a_server_does_not_join_is_told_before_the_group_gives_up(monkeypatc
 
 
 def test_a_bucket_that_a_server_does_not_take_after_it_came_ends_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent, asked = threading.Event(), []
+    sent, calls = threading.Event(), []
 
     class Requests:
         def __init__(self, *_: Any, **__: Any) -> None:
             pass
 
         def ask(self, kind: str, content: Any) -> None:
-            asked.append(kind)
+            calls.append(kind)
             sent.wait(60)
             raise WeightSyncError("out of memory")
 
@@ -154,7 +154,7 @@ def test_a_bucket_that_a_server_does_not_take_after_it_came_ends_the_transfer(mo
     monkeypatch.setattr("torch.distributed.broadcast", broadcast)
     with pytest.raises(WeightSyncError, match="out of memory"):
         sender()(iter([("a", torch.ones(2))]))
-    assert asked == ["update"]
+    assert calls == ["update"]
 
 
 class Sending:
@@ -179,10 +179,10 @@ def test_a_broadcast_is_waited_for_until_it_is_done(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_broadcast_is_waited_for_where_all_have_taken_the_last_one() -> None:
-    taken: Future[None] = Future()
-    taken.set_result(None)
+    previous: Future[None] = Future()
+    previous.set_result(None)
     sending: Any = Sending(looks=3)
-    _until(sending, taken)
+    _until(sending, previous)
     assert (sending.looks, sending.waited) == (2, 1)
 
 

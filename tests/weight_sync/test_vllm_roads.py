@@ -42,8 +42,8 @@ TRANSPORTS = ("shared", "broadcast", "folder", "delta", "native")
 MODELS = [
     ("qwen3", False),
     *(
-        pytest.param(*each, marks=pytest.mark.long)
-        for each in (
+        pytest.param(*case, marks=pytest.mark.long)
+        for case in (
             ("qwen2", True),
             ("qwen2", False),
             ("qwen3", True),
@@ -57,10 +57,10 @@ MODELS = [
 
 
 def transport(name: str, store: TCPStore, folder: Path) -> WeightTransport:
-    place = TransferRendezvous("127.0.0.1", store.port, timeout=20)
+    rendezvous = TransferRendezvous("127.0.0.1", store.port, timeout=20)
     match name:
         case "broadcast":
-            return BroadcastTransport(place, dtype="float32")
+            return BroadcastTransport(rendezvous, dtype="float32")
         case "folder":
             return FolderTransport(folder / "weights", dtype="float32")
         case "delta":
@@ -69,7 +69,7 @@ def transport(name: str, store: TCPStore, folder: Path) -> WeightTransport:
             from tests.weight_sync import gloo_transfer
 
             gloo_transfer.register()
-            return NativeTransport(place, backend="gloo", senders=1, dtype="float32", bucket_bytes=2**20)
+            return NativeTransport(rendezvous, backend="gloo", senders=1, dtype="float32", bucket_bytes=2**20)
         case _:
             return SharedTransport()
 
@@ -92,17 +92,17 @@ class Between:
 
 async def largest_differences(folder: Path, family: str, tied: bool, updates: int) -> dict[str, list[float]]:
     """After each update over each road in turn, between log-probabilities of engine and learner."""
-    between, found = Between(folder, family, tied), dict[str, list[float]]()
+    between, differences = Between(folder, family, tied), dict[str, list[float]]()
     for turn, name in enumerate(TRANSPORTS):
         sync = between.sync(name)
         for version in range(turn * updates + 1, (turn + 1) * updates + 1):
             between.learner.update_at_random()
             metrics = await sync.publish(version)
-            found.setdefault(name, []).append(metrics["weight_sync/parity_max"])
+            differences.setdefault(name, []).append(metrics["weight_sync/parity_max"])
             (answer,) = await between.client.generate(request((1, 2, 3)))
             assert set(answer.weight_versions) == {version}
     await between.client.close()
-    return found
+    return differences
 
 
 @pytest.mark.parametrize("updates", [5, pytest.param(20, marks=pytest.mark.long)])
@@ -112,8 +112,8 @@ def test_engines_agree_with_the_learner_after_every_update(
 ) -> None:
     stored = saved(tmp_path / "model", small_model(family, tied=tied))
     differences = host.run(largest_differences, stored, family, tied, updates)
-    assert {name: len(found) for name, found in differences.items()} == dict.fromkeys(TRANSPORTS, updates)
-    assert all(0 < difference < 1e-4 for found in differences.values() for difference in found)
+    assert {name: len(values) for name, values in differences.items()} == dict.fromkeys(TRANSPORTS, updates)
+    assert all(0 < difference < 1e-4 for values in differences.values() for difference in values)
 
 
 def compute_with_plain_weights(patch: pytest.MonkeyPatch) -> None:
@@ -143,8 +143,8 @@ def test_weights_that_nothing_processes_are_loaded_in_place(
 ) -> None:
     stored = saved(tmp_path / "model", small_model(family, tied=tied))
     differences, rebuilt = host.run(differences_in_place, stored, family, tied)
-    assert {name: len(found) for name, found in differences.items()} == dict.fromkeys(TRANSPORTS, 2)
-    assert all(difference < 1e-4 for found in differences.values() for difference in found)
+    assert {name: len(values) for name, values in differences.items()} == dict.fromkeys(TRANSPORTS, 2)
+    assert all(difference < 1e-4 for values in differences.values() for difference in values)
     assert not rebuilt
 
 
@@ -154,8 +154,8 @@ async def misled_in_place(folder: Path, road: str, name: str, instead: str) -> s
     load = model.load_weights
 
     def misled(self: Any, weights: Weights) -> Any:
-        renamed = ((instead if each == name else each, tensor) for each, tensor in weights)
-        return load(self, ((each, tensor) for each, tensor in renamed if each))
+        renamed = ((instead if key == name else key, tensor) for key, tensor in weights)
+        return load(self, ((key, tensor) for key, tensor in renamed if key))
 
     with pytest.MonkeyPatch.context() as patch:
         compute_with_plain_weights(patch)
@@ -172,7 +172,7 @@ async def misled_in_place(folder: Path, road: str, name: str, instead: str) -> s
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("road", "instead", "said"),
+    ("road", "instead", "message"),
     [
         pytest.param(
             "shared",
@@ -184,15 +184,15 @@ async def misled_in_place(folder: Path, road: str, name: str, instead: str) -> s
     ],
 )
 def test_weights_are_read_back_from_where_they_were_loaded(
-    host: Host, tmp_path: Path, road: str, instead: str, said: str
+    host: Host, tmp_path: Path, road: str, instead: str, message: str
 ) -> None:
     stored = saved(tmp_path / "model", small_model("qwen2", tied=True))
-    assert said in host.run(misled_in_place, stored, road, "model.layers.0.mlp.up_proj.weight", instead)
+    assert message in host.run(misled_in_place, stored, road, "model.layers.0.mlp.up_proj.weight", instead)
 
 
 def without(name: str) -> Any:
     def damage(weights: Weights) -> Weights:
-        return ((each, tensor) for each, tensor in weights if each != name)
+        return ((key, tensor) for key, tensor in weights if key != name)
 
     return damage
 
@@ -222,9 +222,9 @@ async def refusal(folder: Path, tied: bool, name: str, fault: str) -> tuple[str,
     await asyncio.sleep(0)
     await between.client.pause()  # returns when nothing is running: a request that was let in is finished
     answer.cancel()  # one that waits: paused until the run has ended
-    (said,) = await asyncio.gather(answer, return_exceptions=True)
+    (completion,) = await asyncio.gather(answer, return_exceptions=True)
     await between.client.close()
-    return problem, said == before
+    return problem, completion == before
 
 
 async def pretend_to_drop(version: int) -> bool:
@@ -242,7 +242,7 @@ def flip_a_byte(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("fault", "name", "said", "serves"),
+    ("fault", "name", "message", "serves"),
     [
         pytest.param(
             "missing tensor", "broadcast", "model.layers.1.mlp.up_proj.weight is missing", True, marks=pytest.mark.long
@@ -257,10 +257,10 @@ def flip_a_byte(patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_wrong_is_caught_before_the_first_token(
-    host: Host, tmp_path: Path, fault: str, name: str, said: str, serves: bool
+    host: Host, tmp_path: Path, fault: str, name: str, message: str, serves: bool
 ) -> None:
     tied = fault == "head left out"
     stored = saved(tmp_path / "model", small_model("qwen2", tied=tied))
     problem, old = host.run(refusal, stored, tied, name, fault)
-    assert said in problem
+    assert message in problem
     assert old is serves
