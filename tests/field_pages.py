@@ -29,11 +29,11 @@ lists the tests of all fields. `make pages` writes these pages."""
 @cache
 def pages() -> dict[str, str]:
     """Every page below the repository's root, by its path, the index included."""
-    made = {f"{FOLDER}/README.md": _index()}
+    pages = {f"{FOLDER}/README.md": _index()}
     for kind in map(kind_named, KINDS):
         for name, inside in _groups(kind).items():
-            made[f"{FOLDER}/{_file(kind, name)}"] = _page(kind, inside)
-    return made
+            pages[f"{FOLDER}/{_file(kind, name)}"] = _page(kind, inside)
+    return pages
 
 
 def _groups(kind: RunKind) -> dict[str, list[TableReference]]:

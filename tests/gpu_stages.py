@@ -42,9 +42,9 @@ def counts(job: Job) -> Parts:
         return {"seconds": 1.0}
 
     def second() -> Result:
-        there = (job.work / "tried").exists()
+        was_tried = (job.work / "tried").exists()
         (job.work / "tried").touch()
-        return note("second") if there else _fails()
+        return note("second") if was_tried else _fails()
 
     yield "first", lambda: note("first")
     yield "second", second

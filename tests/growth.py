@@ -57,8 +57,8 @@ class _Automaton:
     def _set_of(self, item: Any) -> frozenset[str]:
         key = (str(item), self.state.flags)
         if key not in _LETTERS_OF:
-            found = _compiler.compile(_parser.SubPattern(self.state, [item]), self.state.flags)
-            _LETTERS_OF[key] = frozenset(letter for letter in LETTERS if found.fullmatch(letter))
+            matcher = _compiler.compile(_parser.SubPattern(self.state, [item]), self.state.flags)
+            _LETTERS_OF[key] = frozenset(letter for letter in LETTERS if matcher.fullmatch(letter))
         return _LETTERS_OF[key]
 
     def _sequence(self, items: Sequence[Any], at: int) -> int:
@@ -67,38 +67,38 @@ class _Automaton:
         return at
 
     def _item(self, item: Any, at: int, *, first: bool, last: bool) -> int:
-        kind, given = item
+        kind, argument = item
         match str(kind):
             case "LITERAL" | "NOT_LITERAL" | "ANY" | "IN":
                 return self._letter(at, self._set_of(item))
             case "MAX_REPEAT" | "MIN_REPEAT":
-                return self._repeat(given, at)
+                return self._repeat(argument, at)
             case "POSSESSIVE_REPEAT":
-                end, left = self._repeat(given, at), self._node()
-                single = len(given[2]) == 1 and str(given[2][0][0]) in ("LITERAL", "NOT_LITERAL", "ANY", "IN")
-                self._step(end, left, _ANY - self._set_of(given[2][0]) if single else _ANY)
+                end, left = self._repeat(argument, at), self._node()
+                single = len(argument[2]) == 1 and str(argument[2][0][0]) in ("LITERAL", "NOT_LITERAL", "ANY", "IN")
+                self._step(end, left, _ANY - self._set_of(argument[2][0]) if single else _ANY)
                 return left
             case "SUBPATTERN":
-                return self._sequence(list(given[3]), at)
+                return self._sequence(list(argument[3]), at)
             case "ATOMIC_GROUP":
-                return self._sequence(list(given), at)
+                return self._sequence(list(argument), at)
             case "BRANCH":
-                return self._branch([list(each) for each in given[1]], at)
+                return self._branch([list(branch) for branch in argument[1]], at)
             case "GROUPREF_EXISTS":
-                return self._branch([list(given[1]), list(given[2] or [])], at)
+                return self._branch([list(argument[1]), list(argument[2] or [])], at)
             case "ASSERT":
-                consumed = self._sequence(list(given[1]), at)
-                return consumed if (given[0] < 0 and first) or (given[0] > 0 and last) else at
-            case "ASSERT_NOT" if given[0] > 0 and len(given[1]) == 1:
+                consumed = self._sequence(list(argument[1]), at)
+                return consumed if (argument[0] < 0 and first) or (argument[0] > 0 and last) else at
+            case "ASSERT_NOT" if argument[0] > 0 and len(argument[1]) == 1:
                 left = self._node()
-                self._step(at, left, _ANY - self._set_of(given[1][0]))
+                self._step(at, left, _ANY - self._set_of(argument[1][0]))
                 return left
             case "ASSERT_NOT":
-                if given[0] > 0:
-                    self._sequence(list(given[1]), at)
+                if argument[0] > 0:
+                    self._sequence(list(argument[1]), at)
                 return at
             case "AT":
-                return self._anchor(str(given), at, first=first)
+                return self._anchor(str(argument), at, first=first)
         raise AssertionError(f"no such item is known: {item}")  # a reference to a group, for example
 
     def _anchor(self, kind: str, at: int, *, first: bool) -> int:
@@ -111,14 +111,14 @@ class _Automaton:
             return self._letter(at, frozenset("\n"))
         return at
 
-    def _branch(self, ways: Iterable[Sequence[Any]], at: int) -> int:
+    def _branch(self, branches: Iterable[Sequence[Any]], at: int) -> int:
         end = self._node()
-        for way in ways:
-            self._step(self._sequence(way, at), end)
+        for branch in branches:
+            self._step(self._sequence(branch, at), end)
         return end
 
-    def _repeat(self, given: Any, at: int) -> int:
-        least, most, body = given
+    def _repeat(self, argument: Any, at: int) -> int:
+        least, most, body = argument
         for _ in range(min(least, _MOST_COPIES)):
             at = self._sequence(list(body), at)
         end = self._node()
@@ -135,25 +135,25 @@ class _Automaton:
         """Places that follow a node with the letters that lead there, those of them that two ways lead to, and whether
         the pattern may end here.
         """
-        found: dict[int, frozenset[str]] = {}
+        reached: dict[int, frozenset[str]] = {}
         twice: set[int] = set()
         ends = False
         waiting: list[tuple[int, frozenset[str], tuple[int, ...]]] = [(node, _ANY, (node,))]
         while waiting:
-            at, letters, way = waiting.pop()
+            at, letters, path = waiting.pop()
             ends = ends or at == self.end
             if at in self.consumed:
-                place = self.places[self.consumed[at][0]]
-                twice |= {place.number} & found.keys()
-                found[place.number] = found.get(place.number, frozenset()) | (letters & place.letters)
-            waiting += [(to, letters & only, (*way, to)) for to, only in self.steps[at] if way.count(to) < 2]
-        return found, twice, ends
+                position = self.places[self.consumed[at][0]]
+                twice |= {position.number} & reached.keys()
+                reached[position.number] = reached.get(position.number, frozenset()) | (letters & position.letters)
+            waiting += [(to, letters & only, (*path, to)) for to, only in self.steps[at] if path.count(to) < 2]
+        return reached, twice, ends
 
 
-def growth(pattern: str, flags: int = 0, *, searched: bool, whole: bool = False) -> str:
+def growth(pattern: str, flags: int = 0, *, searched: bool, full_match: bool = False) -> str:
     """Reason why the time of an expression grows faster than the text, or nothing.
 
-    `searched`: it is tried at every place of a text; `whole`: it has to match the whole text.
+    `searched`: it is tried at every place of a text; `full_match`: it has to match the whole text.
     """
     parsed = _parser.parse(pattern, flags)
     if searched and len(parsed) and str(parsed[0][0]) == "AT" and parsed[0][1] in _anchors(parsed.state.flags):
@@ -162,19 +162,19 @@ def growth(pattern: str, flags: int = 0, *, searched: bool, whole: bool = False)
     follow: dict[int, dict[int, frozenset[str]]] = {}
     ends: dict[int, bool] = {}
     twice: dict[int, set[int]] = {}
-    for place, target in automaton.consumed.values():
-        follow[place], twice[place], ends[place] = automaton.after(target)
+    for position, target in automaton.consumed.values():
+        follow[position], twice[position], ends[position] = automaton.after(target)
     if searched:
         first, _, _ = automaton.after(automaton.start)
         follow[-1], ends[-1] = {**first, -1: _ANY}, False
-    reached = {place: _reach(follow, place) for place in follow}
-    loops = [place for place in follow if place in reached[place]]
-    for place in loops:
-        if not ends[place] and any(place in reached[again] for again in twice.get(place, ())):
-            return f"{_shown(automaton, place)} is repeated inside of its own repetition"
+    reached = {position: _reach(follow, position) for position in follow}
+    loops = [position for position in follow if position in reached[position]]
+    for position in loops:
+        if not ends[position] and any(position in reached[successor] for successor in twice.get(position, ())):
+            return f"{_shown(automaton, position)} is repeated inside of its own repetition"
     for one in loops:
         for other in loops:
-            safe = ends[other] and (not whole or follow[other].get(other) == _ANY)
+            safe = ends[other] and (not full_match or follow[other].get(other) == _ANY)
             if one != other and not safe and other in reached[one] and _alike(follow, reached, one, other):
                 return f"{_shown(automaton, one)} and {_shown(automaton, other)} repeat the same letters"
     return ""
@@ -184,14 +184,14 @@ def _anchors(flags: int) -> tuple[Any, ...]:
     return (_constants.AT_BEGINNING_STRING, *(() if flags & re.MULTILINE else (_constants.AT_BEGINNING,)))
 
 
-def _reach(follow: dict[int, dict[int, frozenset[str]]], place: int) -> set[int]:
-    found: set[int] = set()
-    waiting = [place]
+def _reach(follow: dict[int, dict[int, frozenset[str]]], position: int) -> set[int]:
+    reachable: set[int] = set()
+    waiting = [position]
     while waiting:
-        new = {to for to, letters in follow[waiting.pop()].items() if letters} - found
-        found |= new
+        new = {to for to, letters in follow[waiting.pop()].items() if letters} - reachable
+        reachable |= new
         waiting += new
-    return found
+    return reachable
 
 
 def _alike(follow: dict[int, dict[int, frozenset[str]]], reached: dict[int, set[int]], one: int, other: int) -> bool:
@@ -217,8 +217,8 @@ def _alike(follow: dict[int, dict[int, frozenset[str]]], reached: dict[int, set[
     return False
 
 
-def _shown(automaton: _Automaton, place: int) -> str:
-    if place == -1:
+def _shown(automaton: _Automaton, position: int) -> str:
+    if position == -1:
         return "the search"
-    letters = "".join(sorted(automaton.places[place].letters))
-    return f"place {place} ({letters[:12]!r})"
+    letters = "".join(sorted(automaton.places[position].letters))
+    return f"place {position} ({letters[:12]!r})"

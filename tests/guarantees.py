@@ -211,8 +211,8 @@ def record(passed: Iterable[str], not_passed: Collection[str], day: str) -> None
 
 def stored() -> dict[str, Mapping[str, object]]:
     """Results of the last recorded run of each test."""
-    found: dict[str, Mapping[str, object]] = json.loads(RESULTS.read_text(encoding="utf-8"))
-    return found
+    results: dict[str, Mapping[str, object]] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    return results
 
 
 def page() -> str:
@@ -220,8 +220,8 @@ def page() -> str:
     results = stored()
     lines = ["| promise | test | cases passed | day |", "|---|---|---|---|"]
     for guarantee in GUARANTEES:
-        for place, test in enumerate(guarantee.tests):
+        for index, test in enumerate(guarantee.tests):
             result = results.get(test, {"cases": "not recorded", "day": ""})
-            promise = guarantee.promise if place == 0 else ""
+            promise = guarantee.promise if index == 0 else ""
             lines.append(f"| {promise} | `{test}` | {result['cases']} | {result['day']} |")
     return "\n".join(lines) + "\n"

@@ -65,7 +65,11 @@ def _heard(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
         return
     folder, states = _watched[-1]
-    paths = [Path(os.path.abspath(os.fspath(each))) for each in arguments[:2] if isinstance(each, str | os.PathLike)]
+    paths = [
+        Path(os.path.abspath(os.fspath(argument)))
+        for argument in arguments[:2]
+        if isinstance(argument, str | os.PathLike)
+    ]
     inside = [path for path in paths if path.is_relative_to(folder)]
     if not inside:
         return

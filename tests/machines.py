@@ -87,24 +87,24 @@ class Machine:
     def processes(self) -> list[psutil.Process]:
         """Everything that runs there."""
         listed = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, check=True)
-        found = []
+        processes = []
         for pid in map(int, listed.stdout.split()):
             try:
-                found.append(psutil.Process(pid))
+                processes.append(psutil.Process(pid))
             except psutil.NoSuchProcess:
                 continue
-        return found
+        return processes
 
     @property
     def actors(self) -> list[str]:
         """Marks of a run's processes, and of all that they started."""
-        found = []
+        marks = []
         for process in self.processes:
             try:
-                found.append(process.environ().get(HOST, ""))
+                marks.append(process.environ().get(HOST, ""))
             except psutil.Error:
                 continue
-        return [mark for mark in found if mark]
+        return [mark for mark in marks if mark]
 
     def kill(self) -> None:
         """All of its processes at once, as when the power fails."""
@@ -175,9 +175,9 @@ class Machines:
     def network(self, **rules: Any) -> None:
         """Change the network to these `Rules`; machines that are `cut` are given by their names."""
         names = rules.pop("cut", [])
-        found = Rules(cut=[self[name].address for name in names], **rules)
+        network_rules = Rules(cut=[self[name].address for name in names], **rules)
         assert self._switch.stdin is not None
-        self._switch.stdin.write(json.dumps(vars(found)).encode() + b"\n")
+        self._switch.stdin.write(json.dumps(vars(network_rules)).encode() + b"\n")
         self._switch.stdin.flush()
         self._wait_for_the_switch()
 

@@ -61,8 +61,8 @@ _all_gather = dist.all_gather
 
 def _gather_uneven(outputs: list[Tensor], own: Tensor, group: Any = None, **options: Any) -> Any:
     """`all_gather` of numbers of rows that differ, which NCCL does and gloo does not."""
-    most = max(len(each) for each in outputs)
-    if min(len(each) for each in outputs) == most:
+    most = max(len(output) for output in outputs)
+    if min(len(output) for output in outputs) == most:
         return _all_gather(outputs, own, group=group, **options)
     sent = own.new_zeros(most, *own.shape[1:])
     sent[: len(own)] = own
@@ -75,9 +75,9 @@ def _gather_uneven(outputs: list[Tensor], own: Tensor, group: Any = None, **opti
 
 def _scatter_uneven(output: Tensor, inputs: list[Tensor], group: Any = None) -> None:
     """`reduce_scatter` of numbers of rows that differ."""
-    whole = torch.cat(inputs)
-    dist.all_reduce(whole, group=group)
-    output.copy_(whole.split([len(each) for each in inputs])[dist.get_rank(group)])
+    combined = torch.cat(inputs)
+    dist.all_reduce(combined, group=group)
+    output.copy_(combined.split([len(part) for part in inputs])[dist.get_rank(group)])
 
 
 class _Counts(list[int]):
@@ -114,8 +114,8 @@ def install() -> None:
     cuda.current_stream = cuda.default_stream = _Stream
     cuda.stream = _nothing
     modules: Any = (Tensor, torch.nn.Module)
-    for each in modules:
-        each.cuda = lambda self, *_, **__: self
+    for module in modules:
+        module.cuda = lambda self, *_, **__: self
     random._get_cuda_rng_state = lambda *_, **__: torch.zeros(())
     random._set_cuda_rng_state = lambda *_, **__: None
     random.CudaRNGStatesTracker.fork = _nothing

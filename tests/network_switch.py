@@ -67,8 +67,8 @@ def _open_device(namespace: str, address: str) -> int:
     """The descriptor of a TUN device in the namespace, which has this address and is the way to everywhere."""
     libc = ctypes.CDLL(None, use_errno=True)
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
-    there = os.open(Path("/run/netns") / namespace, os.O_RDONLY)
-    if libc.setns(there, _NEW_NETWORK):
+    descriptor = os.open(Path("/run/netns") / namespace, os.O_RDONLY)
+    if libc.setns(descriptor, _NEW_NETWORK):
         raise OSError(ctypes.get_errno(), "setns")
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, _SET_INTERFACE, struct.pack("16sH22x", DEVICE.encode(), _TUN_WITHOUT_HEADER))
@@ -81,7 +81,7 @@ def _open_device(namespace: str, address: str) -> int:
     ):
         subprocess.run(["ip", "-n", namespace, *words], check=True)
     os.close(home)
-    os.close(there)
+    os.close(descriptor)
     return device
 
 
@@ -114,14 +114,14 @@ class Switch:
 
     def _heed(self) -> bool:
         """Take new rules; false where there will be none any more."""
-        said = os.read(sys.stdin.fileno(), 65536)
-        self._said += said
+        data = os.read(sys.stdin.fileno(), 65536)
+        self._said += data
         *lines, self._said = self._said.split(b"\n")
         for line in lines:
             self._rules = Rules(**json.loads(line))
             self._late = []
             print("done", flush=True)
-        return bool(said)
+        return bool(data)
 
     def _take_from(self, device: int, source: str) -> None:
         for _ in range(64):

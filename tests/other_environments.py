@@ -18,11 +18,11 @@ def python_with(name: str, packages: Sequence[str], *, made_for: object = None) 
     change.
     """
     folder = ROOT / f".venv-{name}"
-    wanted = json.dumps([list(packages), made_for])
+    expected = json.dumps([list(packages), made_for])
     stamp, python = folder / "made", folder / "bin" / "python"
     with FileLock(f"{folder}.lock"):
-        if not stamp.is_file() or stamp.read_text(encoding="utf-8") != wanted:
+        if not stamp.is_file() or stamp.read_text(encoding="utf-8") != expected:
             subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
             subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
-            stamp.write_text(wanted, encoding="utf-8")
+            stamp.write_text(expected, encoding="utf-8")
     return str(python)

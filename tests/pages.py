@@ -29,8 +29,8 @@ def with_table(page: str, table: str) -> str:
 
     Raises ValueError if the page has no table that begins with the same line.
     """
-    before, found, rest = page.partition(table.partition("\n")[0])
-    if not found:
+    before, separator, rest = page.partition(table.partition("\n")[0])
+    if not separator:
         raise ValueError(f"no table begins with {table.partition(chr(10))[0]!r}")
     return before + table + rest[rest.index("\n\n") :]
 
@@ -72,10 +72,10 @@ def _first_sentence(package: str) -> str:
 
 def main() -> None:
     fields = field_pages.pages()
-    for file, made in {**PAGES, **{file: whole(text) for file, text in fields.items()}}.items():
+    for file, render in {**PAGES, **{file: whole(text) for file, text in fields.items()}}.items():
         path = ROOT / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(made(path.read_text(encoding="utf-8") if path.exists() else ""), encoding="utf-8")
+        path.write_text(render(path.read_text(encoding="utf-8") if path.exists() else ""), encoding="utf-8")
     for path in (ROOT / field_pages.FOLDER).rglob("*.md"):
         if str(path.relative_to(ROOT)) not in fields:
             path.unlink()

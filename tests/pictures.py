@@ -95,10 +95,10 @@ def served(run: Path, file: Path) -> Iterator[tuple[str, SampleIndex]]:
 
 def telling(index: SampleIndex, *, tokens: int = 1) -> int:
     """The first rewarded sample of at least so many tokens whose group has rewards of both kinds."""
-    found = index.rows(SampleFilter(least_reward=0.5, least_length=tokens, mixed=True, order="oldest"), most=1)
-    if not found:
+    rows = index.rows(SampleFilter(least_reward=0.5, least_length=tokens, mixed=True, order="oldest"), most=1)
+    if not rows:
         raise SystemExit("no group of this run has different rewards")
-    return int(found[0]["id"])
+    return int(rows[0]["id"])
 
 
 if __name__ == "__main__":

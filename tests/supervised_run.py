@@ -70,8 +70,8 @@ def toml_file(path: Path, values: dict[str, Any]) -> str:
     for name, value in values.items():
         *inside, last = name.split(".")
         table = tables
-        for each in inside:
-            table = table.setdefault(each, {})
+        for key in inside:
+            table = table.setdefault(key, {})
         table[last] = value
     path.write_text(tomli_w.dumps(tables), encoding="utf-8")
     return str(path)

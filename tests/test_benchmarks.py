@@ -69,6 +69,6 @@ def test_a_benchmark_prints_json(script: str) -> None:
     if script in NEEDS_THE_QUICK_START:
         subprocess.run([sys.executable, "examples/quickstart/prepare.py"], cwd=ROOT, check=True, capture_output=True)
     command = [sys.executable, "-m", f"benchmarks.{script}", *SHORTEST[script].split()]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4_000:]
-    assert json.loads(done.stdout.strip().splitlines()[-1])
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-4_000:]
+    assert json.loads(result.stdout.strip().splitlines()[-1])

@@ -47,13 +47,13 @@ def test_an_opening_that_leans_on_the_name_above_is_told_from_a_phrase(text: str
 
 
 def test_every_docstring_stands_alone() -> None:
-    found = {
+    violations = {
         f"{module.relative_to(ROOT)}:{line}": text[:100]
         for module in MODULES
         for line, text in docstrings(module)
         if LEANS.match(text)
     }
-    assert found == {}
+    assert violations == {}
 
 
 def test_files_named_in_docstrings_exist() -> None:

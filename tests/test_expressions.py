@@ -40,11 +40,11 @@ class Expression:
     uses: frozenset[str]
 
     def growth(self) -> str:
-        found = [
-            growth(self.pattern, self.flags, searched=use not in ("fullmatch", "match"), whole=use == "fullmatch")
+        results = [
+            growth(self.pattern, self.flags, searched=use not in ("fullmatch", "match"), full_match=use == "fullmatch")
             for use in sorted(self.uses or {"search"})
         ]
-        return next(filter(None, found), "")
+        return next(filter(None, results), "")
 
 
 class _Module:
@@ -54,9 +54,9 @@ class _Module:
         self.name = str(file.relative_to(SKYRL))
         self.nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
         self.constants: dict[str, ast.expr] = {}
-        for each in self.nodes:
-            if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
-                self.constants.setdefault(each.targets[0].id, each.value)
+        for node in self.nodes:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                self.constants.setdefault(node.targets[0].id, node.value)
 
     def text(self, node: ast.expr, depth: int = 0) -> str:
         match node:
@@ -77,30 +77,30 @@ class _Module:
         return "word"
 
     def flags(self, call: ast.Call, at: int) -> int:
-        given = [*call.args[at:], *(each.value for each in call.keywords if each.arg == "flags")]
-        names = {each.attr for one in given for each in ast.walk(one) if isinstance(each, ast.Attribute)}
+        arguments = [*call.args[at:], *(keyword.value for keyword in call.keywords if keyword.arg == "flags")]
+        names = {node.attr for argument in arguments for node in ast.walk(argument) if isinstance(node, ast.Attribute)}
         return sum(int(getattr(re, name)) for name in names & {"ASCII", "IGNORECASE", "DOTALL", "MULTILINE", "VERBOSE"})
 
     def calls(self) -> Iterator[tuple[str, ast.Call, str]]:
         """Function of `re`, its call, and the name that a compiled expression gets."""
         named = {
-            id(each.value): each.targets[0].id if isinstance(each.targets[0], ast.Name) else each.targets[0].attr
-            for each in self.nodes
-            if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name | ast.Attribute)
+            id(node.value): node.targets[0].id if isinstance(node.targets[0], ast.Name) else node.targets[0].attr
+            for node in self.nodes
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name | ast.Attribute)
         }
-        for each in self.nodes:
-            match each:
+        for node in self.nodes:
+            match node:
                 case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=function)) if function != "escape":
-                    yield function, each, named.get(id(each), "")
+                    yield function, node, named.get(id(node), "")
 
     def used(self) -> Iterator[tuple[str, str]]:
         """Names whose methods are called, or passed on, and the methods."""
-        for each in self.nodes:
-            if isinstance(each, ast.Attribute) and each.attr in USES:
-                owner = each.value
+        for node in self.nodes:
+            if isinstance(node, ast.Attribute) and node.attr in USES:
+                owner = node.value
                 name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
                 if name and name != "re":
-                    yield name, each.attr
+                    yield name, node.attr
 
 
 @cache
@@ -113,7 +113,7 @@ def all_expressions() -> tuple[Expression, ...]:
     for module in modules:
         for name, use in module.used():
             uses[name if not name.startswith("_") else f"{module.name}:{name}"].add(use)
-    found = []
+    expressions = []
     for module in modules:
         for function, call, name in module.calls():
             if function in ("Pattern", "Match", "error"):
@@ -123,15 +123,15 @@ def all_expressions() -> tuple[Expression, ...]:
             flags = module.flags(call, {"compile": 1, "sub": 4, "subn": 4, "split": 3}.get(function, 2))
             used = frozenset(uses[key] if compiled else {function})
             pattern = module.text(call.args[0])
-            found.append(Expression(f"{module.name} {name or pattern}", pattern, flags, used))
-    return tuple(found)
+            expressions.append(Expression(f"{module.name} {name or pattern}", pattern, flags, used))
+    return tuple(expressions)
 
 
 def test_every_expression_takes_time_linear_in_the_text() -> None:
-    found = {each.place: each.growth() for each in all_expressions()}
-    assert len(found) > 100
-    assert {place: why for place, why in found.items() if why and place not in TRUSTED} == {}
-    assert [place for place in TRUSTED if not found.get(place)] == []
+    growths = {expression.place: expression.growth() for expression in all_expressions()}
+    assert len(growths) > 100
+    assert {location: reason for location, reason in growths.items() if reason and location not in TRUSTED} == {}
+    assert [location for location in TRUSTED if not growths.get(location)] == []
 
 
 LINEAR = {
@@ -162,15 +162,15 @@ SLOWER = {
 
 @pytest.mark.parametrize(("pattern", "use"), [*LINEAR.items(), *SLOWER.items()])
 def test_expressions_whose_time_is_known_are_told_apart(pattern: str, use: str) -> None:
-    found = Expression("", pattern, 0, frozenset({use})).growth()
-    assert bool(found) == (pattern in SLOWER), found
+    result = Expression("", pattern, 0, frozenset({use})).growth()
+    assert bool(result) == (pattern in SLOWER), result
 
 
 @pytest.mark.long
 def test_the_patterns_and_uses_of_a_module_are_found() -> None:
-    found = {each.place: each for each in all_expressions()}
-    number = found["envs/builtin/program_tests.py _NUMBER"]
+    expressions = {expression.place: expression for expression in all_expressions()}
+    number = expressions["envs/builtin/program_tests.py _NUMBER"]
     assert number.pattern.startswith("[+-]?")
     assert (number.flags, set(number.uses)) == (int(re.ASCII), {"fullmatch"})
-    assert found["tree/toml_lines.py _HEADER"].pattern.count("A-Za-z0-9_-") == 2
-    assert found["chats/rendering.py marks"].flags == re.IGNORECASE
+    assert expressions["tree/toml_lines.py _HEADER"].pattern.count("A-Za-z0-9_-") == 2
+    assert expressions["chats/rendering.py marks"].flags == re.IGNORECASE

@@ -521,7 +521,7 @@ def checks_in(module: str) -> Iterator[str]:
 
 
 def test_every_check_that_is_written_is_listed() -> None:
-    modules = [each.name for each in iter_modules(skyrl.config.checks.__path__, "skyrl.config.checks.")]
+    modules = [module.name for module in iter_modules(skyrl.config.checks.__path__, "skyrl.config.checks.")]
     written = {name for module in (*modules, "skyrl.config.checks.supervised_checks") for name in checks_in(module)}
     listed = {check.__name__ for kind in map(kind_named, KINDS) for check in kind.checks}
     assert len(written) > 60 and written - listed == set()

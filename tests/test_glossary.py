@@ -26,13 +26,13 @@ def old_names() -> set[str]:
 
 def identifiers(text: str) -> set[str]:
     """Names in the code of a module and in backticks in its strings and comments."""
-    found: set[str] = set()
+    names: set[str] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.NAME:
-            found.add(token.string)
+            names.add(token.string)
         elif token.type in (tokenize.STRING, tokenize.COMMENT):
-            found |= quoted(token.string)
-    return found
+            names |= quoted(token.string)
+    return names
 
 
 def quoted(text: str) -> set[str]:
@@ -51,14 +51,14 @@ def uses() -> Iterator[tuple[str, set[str]]]:
 
 @pytest.fixture(scope="module")
 def names() -> set[str]:
-    found = {name for name in old_names() if not name.endswith(".py")} - MEAN_SOMETHING_ELSE
-    assert len(found) > 40
-    return found
+    replaced_names = {name for name in old_names() if not name.endswith(".py")} - MEAN_SOMETHING_ELSE
+    assert len(replaced_names) > 40
+    return replaced_names
 
 
 @pytest.mark.long
 def test_no_replaced_name_is_left_in_code_or_documents(names: set[str]) -> None:
-    left = {place: sorted(used & names) for place, used in uses() if used & names}
+    left = {location: sorted(used & names) for location, used in uses() if used & names}
     assert left == {}
 
 

@@ -44,7 +44,7 @@ def stage(function: str, **changes: Any) -> GpuStage:
 
 
 def run(of: GpuSession, *stages: GpuStage) -> list[Record]:
-    return of.run([(each, "") for each in stages])
+    return of.run([(stage, "") for stage in stages])
 
 
 def test_a_measurement_that_fails_is_named_and_the_others_go_on(
@@ -107,17 +107,17 @@ def test_what_finds_no_time_or_no_device_is_left_out(tmp_path: Path) -> None:
 
 
 def test_stages_are_chosen_by_name_by_comparison_and_by_shape() -> None:
-    assert [(found.name, shape) for found, shape in chosen(["step.vllm", "facts"], ["0.5b"])] == [
+    assert [(stage.name, shape) for stage, shape in chosen(["step.vllm", "facts"], ["0.5b"])] == [
         ("facts", ""),
         ("step.vllm", "0.5b"),
     ]
-    sides = [(found.name, shape) for found, shape in chosen(["smollm2"], [])]
+    sides = [(stage.name, shape) for stage, shape in chosen(["smollm2"], [])]
     assert [shape for _, shape in sides] == ["smollm2"] * 4 + ["smollm2-long"] * 4
     assert {shape for _, shape in chosen([], ["tiny"])} == {"", "tiny"}
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--shape", "3b"], "no stage has the shape 3b"),
         (["--only", "lerner"], "no stage is called lerner"),
@@ -128,21 +128,24 @@ def test_stages_are_chosen_by_name_by_comparison_and_by_shape() -> None:
     ],
 )
 def test_mistakes_in_the_command_are_named(
-    words: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(device, "cuda_devices", lambda: 0)
     with pytest.raises(SystemExit) as ended:
         main(["run", *words])
-    assert ended.value.code == 2 and told in capsys.readouterr().err
+    assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with zipfile.ZipFile(tmp_path / "empty.whl", "w"):
         pass
-    for source, told in (("nowhere.gguf", "is neither a GGUF file nor a wheel"), ("empty.whl", "holds 0 GGUF files")):
+    for source, message in (
+        ("nowhere.gguf", "is neither a GGUF file nor a wheel"),
+        ("empty.whl", "holds 0 GGUF files"),
+    ):
         with pytest.raises(SystemExit):
             main(["model", str(tmp_path / source), "--into", str(tmp_path / "lm")])
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "lm").exists()
 
 
@@ -158,8 +161,10 @@ def test_a_shared_prompt_is_work_once() -> None:
     batch = rollouts(shape)
     answers = int((batch.lengths - 12).sum())
     layer = 64 * (2 * 64 + 2 * 32) + 3 * 64 * 128
-    alone, shared = (training_flops(shape, batch, shared=each) for each in (False, True))
-    assert alone - shared == 6.0 * 2 * layer * 6 * 12 + 12.0 * 64 * 2 * 6 * 12**2 / 2  # 8 prompts less 2, of 12 tokens
+    separate, shared = (training_flops(shape, batch, shared=is_shared) for is_shared in (False, True))
+    assert (
+        separate - shared == 6.0 * 2 * layer * 6 * 12 + 12.0 * 64 * 2 * 6 * 12**2 / 2
+    )  # 8 prompts less 2, of 12 tokens
     assert shared > 6.0 * (2 * layer * (24 + answers) + 384 * 64 * answers)
 
 
@@ -186,11 +191,11 @@ def test_the_runs_on_cuda_have_no_problem(tmp_path: Path, more: Mapping[str, Any
     job = Job(shape_name="0.5b", device="cuda", work=tmp_path)
     file = tmp_path / "run.toml"
     file.write_text(configuration(job, tmp_path, tmp_path / "run", more))
-    found = compose([str(file)], {})
+    result = compose([str(file)], {})
     without_effect = {"generator.inference_engine.enforce_eager", "trainer.gradient_checkpointing"}
-    assert {each.path for each in found.warnings} <= without_effect  # of the embedded engine, and of Megatron
-    assert found.config.trainer.compute_dtype == "bfloat16"
-    assert found.config.trainer.max_training_steps == SHAPES["0.5b"].steps
+    assert {warning.path for warning in result.warnings} <= without_effect  # of the embedded engine, and of Megatron
+    assert result.config.trainer.compute_dtype == "bfloat16"
+    assert result.config.trainer.max_training_steps == SHAPES["0.5b"].steps
 
 
 def test_an_answer_is_worth_most_as_a_number_alone(tmp_path: Path) -> None:
@@ -258,7 +263,7 @@ def test_tests_of_code_for_cuda_are_there_and_its_stages_are_known() -> None:
         for test in path.tests:
             file, _, name = test.partition("::")
             assert f"def {name}(" in Path(file).read_text(encoding="utf-8"), test
-    names = [each.name for each in STAGES]
+    names = [stage.name for stage in STAGES]
     assert len(names) == len(set(names))
 
 
@@ -287,7 +292,7 @@ def test_of_machine_code_only_that_of_one_gpu_stays(tmp_path: Path) -> None:
 
 @pytest.mark.needs("zstd", "tar")
 def test_what_is_packed_into_parts_is_whole_on_the_other_side(tmp_path: Path) -> None:
-    carry, model, there = tmp_path / "carry", tmp_path / "lm.v2", tmp_path / "there"
+    carry, model, target = tmp_path / "carry", tmp_path / "lm.v2", tmp_path / "there"
     (carry / "wheels").mkdir(parents=True)
     model.mkdir()
     (model / "weights").write_bytes(random.Random(0).randbytes(5_000))
@@ -302,13 +307,13 @@ def test_what_is_packed_into_parts_is_whole_on_the_other_side(tmp_path: Path) ->
     total = len(parts)
     assert [part.name for part in parts] == [f"part-{number:02d}-of-{total:02d}" for number in range(total)]
     assert total >= 3 and all(part.stat().st_size <= 2_000 for part in parts)
-    command = [sys.executable, "benchmarks/gpu_session/parts.py", str(there), *map(str, reversed(parts))]
+    command = [sys.executable, "benchmarks/gpu_session/parts.py", str(target), *map(str, reversed(parts))]
     subprocess.run(command, check=True)
-    assert (there / "lm.v2" / "weights").read_bytes() == (model / "weights").read_bytes()
-    site = there / "site"
+    assert (target / "lm.v2" / "weights").read_bytes() == (model / "weights").read_bytes()
+    site = target / "site"
     assert os.access(site / "some_package" / "program", os.X_OK) and (site / "beside.py").exists()
     assert not list(site.rglob("start"))
-    script = f". {there / 'environment'}; {sys.executable} -c 'import some_package; print(some_package.NAME)'"
+    script = f". {target / 'environment'}; {sys.executable} -c 'import some_package; print(some_package.NAME)'"
     assert subprocess.run(["sh", "-c", script], check=True, capture_output=True, text=True).stdout == "carried\n"
     with pytest.raises(ValueError, match="part-01-of-"):
         join([parts[0], *parts[2:]], tmp_path / "elsewhere")
@@ -336,6 +341,6 @@ def test_every_stage_that_a_cpu_can_run_is_rehearsed_within_its_limit(tmp_path: 
     words = ["run", "--device", "cpu", "--shape", "tiny", "--seconds", "2000"]
     assert main([*words, "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]) == 0
     records = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "out").glob("*.json")}
-    missing = {title(each.name, shape): each.why_not("cpu", None) for each, shape in chosen([], ["tiny"])}
+    missing = {title(stage.name, shape): stage.why_not("cpu", None) for stage, shape in chosen([], ["tiny"])}
     assert {name: record.get("error") for name, record in records.items()} == missing
     assert all(record["state"] == "left_out" if missing[name] else "done" for name, record in records.items())

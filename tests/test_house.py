@@ -94,8 +94,8 @@ def test_every_package_says_what_it_is() -> None:
 
 def test_a_component_takes_its_own_part_of_the_configuration() -> None:
     below = [module for module in MODULES if module.relative_to(ROOT / "skyrl").parts[0] not in SEE_THE_WHOLE_TREE]
-    imports = ((place, node) for place, node in nodes(below) if isinstance(node, ast.ImportFrom))
-    assert [place for place, node in imports if "SkyRLTrainConfig" in {alias.name for alias in node.names}] == []
+    imports = ((location, node) for location, node in nodes(below) if isinstance(node, ast.ImportFrom))
+    assert [location for location, node in imports if "SkyRLTrainConfig" in {alias.name for alias in node.names}] == []
 
 
 def containing(pattern: str) -> list[Path]:
@@ -126,7 +126,7 @@ def tells_strategies_apart(node: ast.AST) -> bool:
 def test_strategies_are_told_apart_by_their_facts_alone() -> None:
     facts = ROOT / "skyrl" / "config" / "strategies.py"
     others = [file for file in containing("|".join(("strategy", *STRATEGIES))) if file != facts]
-    assert [place for place, node in nodes(others) if tells_strategies_apart(node)] == []
+    assert [location for location, node in nodes(others) if tells_strategies_apart(node)] == []
 
 
 @pytest.mark.parametrize(
@@ -148,18 +148,18 @@ def tells_kinds_apart(node: ast.AST) -> bool:
     """Whether the node asks for the class of a run's tree, or compares its kind with a constant."""
     match node:
         case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, classes]):
-            names = {found.id for found in ast.walk(classes) if isinstance(found, ast.Name)}
+            names = {part.id for part in ast.walk(classes) if isinstance(part, ast.Name)}
             return not names.isdisjoint(
                 {"SkyRLTrainConfig", "SupervisedConfig", "SFTConfig", "RewardModelConfig", "PreferenceConfig"}
             )
         case ast.Compare(left=left, comparators=others):
-            compared = {found.attr for found in (left, *others) if isinstance(found, ast.Attribute)}
-            names = {found.id for found in (left, *others) if isinstance(found, ast.Name)}
-            constants = {found.value for found in (left, *others) if isinstance(found, ast.Constant)}
+            compared = {part.attr for part in (left, *others) if isinstance(part, ast.Attribute)}
+            names = {part.id for part in (left, *others) if isinstance(part, ast.Name)}
+            constants = {part.value for part in (left, *others) if isinstance(part, ast.Constant)}
             return "RL" in names or ("kind" in compared | names and not constants.isdisjoint(KINDS))
         case ast.Match(subject=ast.Attribute(attr="kind") | ast.Name(id="kind"), cases=cases):
             constants = {
-                found.value for case in cases for found in ast.walk(case.pattern) if isinstance(found, ast.Constant)
+                part.value for case in cases for part in ast.walk(case.pattern) if isinstance(part, ast.Constant)
             }
             return not constants.isdisjoint(KINDS)
     return False
@@ -167,7 +167,7 @@ def tells_kinds_apart(node: ast.AST) -> bool:
 
 def test_kinds_of_run_are_told_apart_by_their_facts_alone() -> None:
     others = [file for file in containing(r"\bkind\b|Config\b|\bRL\b") if "config" not in file.relative_to(ROOT).parts]
-    assert [place for place, node in nodes(others) if tells_kinds_apart(node)] == []
+    assert [location for location, node in nodes(others) if tells_kinds_apart(node)] == []
 
 
 @pytest.mark.parametrize(
@@ -186,24 +186,26 @@ def test_a_comparison_of_kinds_is_seen(line: str) -> None:
 
 
 def test_nothing_is_unpickled() -> None:
-    assert [place for place, node in nodes(MODULES) if imported(node) & RUNS_WHAT_IT_READS] == []
+    assert [location for location, node in nodes(MODULES) if imported(node) & RUNS_WHAT_IT_READS] == []
 
 
 def test_no_library_is_told_to_run_what_it_reads() -> None:
     """A flag of the user's configuration may say so; a constant in our code may not."""
-    given = ((place, node.arg, node.value) for place, node in nodes(MODULES) if isinstance(node, ast.keyword))
-    constant = ((place, (name, value.value)) for place, name, value in given if isinstance(value, ast.Constant))
-    assert [place for place, flag in constant if flag in OPENS_A_DOOR] == []
+    keywords = ((location, node.arg, node.value) for location, node in nodes(MODULES) if isinstance(node, ast.keyword))
+    constant = (
+        (location, (name, value.value)) for location, name, value in keywords if isinstance(value, ast.Constant)
+    )
+    assert [location for location, flag in constant if flag in OPENS_A_DOOR] == []
 
 
 def test_no_string_is_run_as_code() -> None:
-    calls = ((place, node.func) for place, node in nodes(MODULES) if isinstance(node, ast.Call))
-    assert [place for place, name in calls if isinstance(name, ast.Name) and name.id in {"eval", "exec"}] == []
+    calls = ((location, node.func) for location, node in nodes(MODULES) if isinstance(node, ast.Call))
+    assert [location for location, name in calls if isinstance(name, ast.Name) and name.id in {"eval", "exec"}] == []
 
 
 def test_no_behaviour_depends_on_the_text_of_a_message() -> None:
-    found = {place.partition(":")[0] for place, node in nodes(MODULES) if _asks_a_message(node)}
-    assert found == TEXTS_OF_OTHERS
+    files = {location.partition(":")[0] for location, node in nodes(MODULES) if _asks_a_message(node)}
+    assert files == TEXTS_OF_OTHERS
 
 
 def _asks_a_message(node: ast.AST) -> bool:
@@ -230,18 +232,20 @@ def _is_message(node: ast.AST) -> bool:
 def test_no_test_skips_itself() -> None:
     """`gpu` is the one reason not to run, and conftest.py decides it."""
     mentions = [file for file in TESTS if any(name in file.read_text() for name in SKIPS)]
-    names = ((place, node) for place, node in nodes(mentions) if isinstance(node, ast.Attribute) and node.attr in SKIPS)
-    on_pytest = [place for place, node in names if ast.unparse(node).startswith("pytest.")]
-    assert [place for place in on_pytest if not place.startswith("conftest.py")] == []
+    names = (
+        (location, node) for location, node in nodes(mentions) if isinstance(node, ast.Attribute) and node.attr in SKIPS
+    )
+    on_pytest = [location for location, node in names if ast.unparse(node).startswith("pytest.")]
+    assert [location for location in on_pytest if not location.startswith("conftest.py")] == []
 
 
 def test_every_exemption_from_a_check_has_its_reason_beside_it() -> None:
-    assert [place for place, line in texts() if WITHOUT_REASON.search(line)] == []
+    assert [location for location, line in texts() if WITHOUT_REASON.search(line)] == []
 
 
 def test_nothing_names_a_folder_of_one_machine() -> None:
-    found = [(place, path) for place, line in texts() for path in ABSOLUTE_PATH.findall(line)]
-    assert [(place, path) for place, path in found if path.rstrip(".") not in DEFAULTS_OF_THE_TREE] == []
+    mentions = [(location, path) for location, line in texts() for path in ABSOLUTE_PATH.findall(line)]
+    assert [(location, path) for location, path in mentions if path.rstrip(".") not in DEFAULTS_OF_THE_TREE] == []
 
 
 _NO_NAME = re.compile(

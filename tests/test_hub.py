@@ -24,13 +24,13 @@ class Hub:
 
     def __init__(self, status: int | None) -> None:
         """`status` answers every request; None: no request is answered before `close`."""
-        asked: list[str] = []
+        paths: list[str] = []
         files: list[dict[str, object]] = []
         closing = threading.Event()
 
         class Handler(BaseHTTPRequestHandler):
             def do_HEAD(self) -> None:
-                asked.append(self.path)
+                paths.append(self.path)
                 if status is None:
                     closing.wait()
                     return
@@ -45,7 +45,7 @@ class Hub:
                 if status != 200:
                     self.do_HEAD()
                     return
-                asked.append(self.path)
+                paths.append(self.path)
                 body = json.dumps({"id": "a/b", "siblings": files}).encode()
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
@@ -55,7 +55,7 @@ class Hub:
             def log_message(self, *_: object) -> None:
                 """Nothing is printed."""
 
-        self.asked, self.files, self._closing = asked, files, closing
+        self.asked, self.files, self._closing = paths, files, closing
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever)
@@ -87,11 +87,11 @@ def hub(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("hub", [None], indirect=True)
 def test_a_hub_that_never_answers_is_given_up_after_the_deadline_and_asked_once(hub: Hub) -> None:
-    said = hub_failure("base/modle", deadline=0.05)
-    assert said is not None
-    assert "gave no answer within 0.05 s" in said
-    assert "HF_HUB_OFFLINE" in said
-    assert hub_failure("base/modle", deadline=0.05) == said
+    message = hub_failure("base/modle", deadline=0.05)
+    assert message is not None
+    assert "gave no answer within 0.05 s" in message
+    assert "HF_HUB_OFFLINE" in message
+    assert hub_failure("base/modle", deadline=0.05) == message
     assert len([path for path in hub.asked if "modle" in path]) <= 1
 
 

@@ -76,7 +76,7 @@ def test_every_contract_holds() -> None:
 
 
 def test_every_contract_is_broken_once_below() -> None:
-    assert {each.contract for each in BREAKS.values()} == NAMES.keys()
+    assert {case.contract for case in BREAKS.values()} == NAMES.keys()
 
 
 @pytest.mark.sampled(17)

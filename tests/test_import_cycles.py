@@ -64,23 +64,23 @@ def package_of(module: str) -> str:
 
 def packages(graph: Graph) -> Graph:
     """The same graph, package by package."""
-    found: dict[str, set[str]] = {}
+    imports: dict[str, set[str]] = {}
     for module, others in graph.items():
         package = package_of(module)
-        found.setdefault(package, set()).update(package_of(other) for other in others)
-    return {package: others - {package} for package, others in found.items()}
+        imports.setdefault(package, set()).update(package_of(other) for other in others)
+    return {package: others - {package} for package, others in imports.items()}
 
 
 def reached(graph: Graph, start: str) -> set[str]:
     """Everything that can be reached from `start` by one import or more."""
-    found: set[str] = set()
+    reachable: set[str] = set()
     waiting = list(graph[start])
     while waiting:
         module = waiting.pop()
-        if module not in found:
-            found.add(module)
+        if module not in reachable:
+            reachable.add(module)
             waiting += graph[module]
-    return found
+    return reachable
 
 
 def in_cycles(graph: Graph) -> list[str]:

@@ -125,10 +125,10 @@ def test_the_command_warns_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(site)
     install(site, "skyrl-attrs", {"url": "file:///src", "dir_info": {"editable": True}})
     install(site, "skyrl", command=THEIRS)
-    done = CliRunner().invoke(cli, ["config", "show", "trainer.epochs=3"])
-    assert done.exit_code == 0
-    assert done.stderr.count("are both installed") == 1
-    assert json.loads(done.stdout)["trainer"]["epochs"] == 3
+    result = CliRunner().invoke(cli, ["config", "show", "trainer.epochs=3"])
+    assert result.exit_code == 0
+    assert result.stderr.count("are both installed") == 1
+    assert json.loads(result.stdout)["trainer"]["epochs"] == 3
 
 
 # What pages and messages say
@@ -178,7 +178,7 @@ def fetched(text: str) -> list[str]:
 def test_no_page_and_no_message_installs_the_other_project() -> None:
     texts = {path: path.read_text(errors="replace") for path in pages() if path.name != "CHANGELOG.md"}
     assert len(texts) > 500
-    assert {str(path.relative_to(ROOT)): found for path, text in texts.items() if (found := fetched(text))} == {}
+    assert {str(path.relative_to(ROOT)): packages for path, text in texts.items() if (packages := fetched(text))} == {}
 
 
 def nodes(*words: str) -> Iterator[tuple[Path, ast.AST]]:
@@ -216,14 +216,14 @@ def test_messages_name_extras_that_exist() -> None:
 
 
 def test_extras_that_pages_install_exist() -> None:
-    found = {
+    names = {
         extra
         for path in pages()
         if path.suffix in (".md", ".txt", ".Dockerfile") or path.name == "Makefile"
         for extras in re.findall(r"(?:\.|skyrl-attrs)\[([a-z][a-z0-9,]*)\]", path.read_text(encoding="utf-8"))
         for extra in extras.split(",")
     }
-    assert {"train", "dev", "mlflow"} <= found <= set(PROJECT["optional-dependencies"])
+    assert {"train", "dev", "mlflow"} <= names <= set(PROJECT["optional-dependencies"])
 
 
 def test_the_distribution_is_named_in_one_way() -> None:

@@ -50,7 +50,7 @@ def test_a_condition_of_all_fields_of_a_table_is_said_once() -> None:
         for section in text.split("\n## "):
             conditions = re.findall(r"^Acts only when (.+)\.$", section, re.MULTILINE)
             fields = section.count("\n### ")
-            assert not fields or all(conditions.count(each) < fields for each in conditions), file
+            assert not fields or all(conditions.count(condition) < fields for condition in conditions), file
 
 
 def anchors(page: Path) -> set[str]:
@@ -67,8 +67,8 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading() -> None:
                 continue
             links += 1
             file, _, anchor = target.partition("#")
-            there = (page.parent / file).resolve() if file else page
-            if not there.exists() or (anchor and anchor not in anchors(there)):
+            linked = (page.parent / file).resolve() if file else page
+            if not linked.exists() or (anchor and anchor not in anchors(linked)):
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert links > 200
     assert broken == []

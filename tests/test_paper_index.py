@@ -28,7 +28,8 @@ def settings(row: list[str]) -> list[str]:
     """As overrides, with whole paths."""
     written = re.findall(r"`([^`]+)`", row[3])
     return [
-        one if one.startswith(("trainer.", "generator.", "data.")) else f"trainer.algorithm.{one}" for one in written
+        name if name.startswith(("trainer.", "generator.", "data.")) else f"trainer.algorithm.{name}"
+        for name in written
     ]
 
 

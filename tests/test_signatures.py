@@ -31,9 +31,9 @@ def functions(tree: ast.Module) -> Iterator[Function]:
 
 
 def parameters(function: Function) -> list[ast.arg]:
-    given = function.args
-    starred = [each for each in (given.vararg, given.kwarg) if each is not None]
-    return [*given.posonlyargs, *given.args, *given.kwonlyargs, *starred]
+    args = function.args
+    starred = [parameter for parameter in (args.vararg, args.kwarg) if parameter is not None]
+    return [*args.posonlyargs, *args.args, *args.kwonlyargs, *starred]
 
 
 def is_long(function: Function) -> bool:
@@ -42,47 +42,47 @@ def is_long(function: Function) -> bool:
 
 def is_kernel(function: Function) -> bool:
     """Triton compiles the body of a kernel; its parameters are pointers and numbers without a type in Python."""
-    return any(ast.unparse(each) == "triton.jit" for each in function.decorator_list)
+    return any(ast.unparse(decorator) == "triton.jit" for decorator in function.decorator_list)
 
 
 def is_unannotated(function: Function) -> bool:
     if is_kernel(function):
         return False
-    bare = [each.arg for each in parameters(function) if each.annotation is None]
+    bare = [parameter.arg for parameter in parameters(function) if parameter.annotation is None]
     return function.returns is None or bool(set(bare) - {"self", "cls"})
 
 
 def has_any(function: Function) -> bool:
     """Is a parameter or the result annotated `Any` or `typing.Any`, and nothing more?"""
-    annotations = [function.returns, *(each.annotation for each in parameters(function))]
-    return any(ast.unparse(each) in ("Any", "typing.Any") for each in annotations if each is not None)
+    annotations = [function.returns, *(parameter.annotation for parameter in parameters(function))]
+    return any(ast.unparse(annotation) in ("Any", "typing.Any") for annotation in annotations if annotation is not None)
 
 
 @pytest.fixture(scope="module")
 def written() -> list[tuple[str, str, Function]]:
     """Package, place and node of every function of the library."""
-    found = []
+    rows = []
     for file in sorted((ROOT / "skyrl").rglob("*.py")):
         path = file.relative_to(ROOT / "skyrl")
-        for each in functions(tree_of(file)):
-            found.append((path.parts[0], f"skyrl/{path}:{each.lineno}: {each.name}", each))
-    assert found
-    return found
+        for function in functions(tree_of(file)):
+            rows.append((path.parts[0], f"skyrl/{path}:{function.lineno}: {function.name}", function))
+    assert rows
+    return rows
 
 
 def test_functions_are_short(written: list[tuple[str, str, Function]]) -> None:
-    long = [place for _, place, function in written if is_long(function)]
+    long = [location for _, location, function in written if is_long(function)]
     assert len(long) <= MOST_LONG, "\n".join(long)
 
 
 def test_every_function_is_annotated(written: list[tuple[str, str, Function]]) -> None:
-    assert [place for _, place, function in written if is_unannotated(function)] == []
+    assert [location for _, location, function in written if is_unannotated(function)] == []
 
 
 def test_few_functions_have_any_in_their_signature(written: list[tuple[str, str, Function]]) -> None:
-    places = [(package, place) for package, place, function in written if has_any(function)]
-    by_package = Counter(package for package, _ in places).most_common()
-    assert len(places) <= MOST_ANY, "\n".join([f"{by_package}", *(place for _, place in places)])
+    locations = [(package, location) for package, location, function in written if has_any(function)]
+    by_package = Counter(package for package, _ in locations).most_common()
+    assert len(locations) <= MOST_ANY, "\n".join([f"{by_package}", *(location for _, location in locations)])
 
 
 def test_no_name_stands_for_any() -> None:
@@ -91,8 +91,8 @@ def test_no_name_stands_for_any() -> None:
     for file in sorted((ROOT / "skyrl").rglob("*.py")):
         for node in nodes_of(file):
             value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-            imported = [each for each in node.names if each.asname] if isinstance(node, ast.ImportFrom) else []
-            if (isinstance(value, ast.Name) and value.id == "Any") or any(each.name == "Any" for each in imported):
+            imported = [alias for alias in node.names if alias.asname] if isinstance(node, ast.ImportFrom) else []
+            if (isinstance(value, ast.Name) and value.id == "Any") or any(alias.name == "Any" for alias in imported):
                 aliases.append(f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}")
     assert aliases == []
 

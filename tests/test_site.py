@@ -14,11 +14,11 @@ from website import build
 
 def listed(entries: list[Any]) -> list[str]:
     """The pages of a part of the navigation."""
-    found: list[str] = []
+    paths: list[str] = []
     for entry in entries:
         target = next(iter(entry.values())) if isinstance(entry, dict) else entry
-        found += listed(target) if isinstance(target, list) else [target]
-    return found
+        paths += listed(target) if isinstance(target, list) else [target]
+    return paths
 
 
 def test_every_page_is_once_in_the_navigation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

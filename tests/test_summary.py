@@ -14,7 +14,7 @@ import conftest
 
 @pytest.mark.long
 def test_a_sandbox_tier_that_is_not_there_is_named_at_the_end(tmp_path: Path) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/sandbox", "-k", "folder_is_removed"],
         cwd=Path(__file__).parents[1],
         env={**os.environ, "PATH": str(tmp_path)},  # no command is there, bubblewrap's neither
@@ -22,9 +22,9 @@ def test_a_sandbox_tier_that_is_not_there_is_named_at_the_end(tmp_path: Path) ->
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout
-    assert "NOT TESTED: sandbox tier bwrap: there is no command 'bwrap'; install bubblewrap" in done.stdout
-    assert "sandbox tier process: 1 tests" in done.stdout
+    assert result.returncode == 0, result.stdout
+    assert "NOT TESTED: sandbox tier bwrap: there is no command 'bwrap'; install bubblewrap" in result.stdout
+    assert "sandbox tier process: 1 tests" in result.stdout
 
 
 def test_what_an_ordinary_user_cannot_test_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

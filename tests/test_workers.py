@@ -92,8 +92,8 @@ def test_a_group_runs_in_one_process(tmp_path: Path) -> None:
     note = "open('{}', 'a').write(os.environ['PYTEST_XDIST_WORKER'] + '\\n')"
     mark = 'pytestmark = pytest.mark.xdist_group("g")'
     for name, line in (("one", mark), ("two", mark), ("alone", "")):
-        said = note.format("alone" if name == "alone" else "group")
-        (tmp_path / f"test_{name}.py").write_text(body.format(line, said), encoding="utf-8")
+        message = note.format("alone" if name == "alone" else "group")
+        (tmp_path / f"test_{name}.py").write_text(body.format(line, message), encoding="utf-8")
     (tmp_path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[1]
 
 def run_interpreted(file: str) -> None:
     """Run a file of tests, which may import triton. Fails with their output if one of them fails."""
-    beside = Path(sys.prefix) / "kernels"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{beside}{os.pathsep}{ROOT}"}
+    kernels_folder = Path(sys.prefix) / "kernels"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{kernels_folder}{os.pathsep}{ROOT}"}
     command = [
         sys.executable,
         "-m",
@@ -32,5 +32,5 @@ def run_interpreted(file: str) -> None:
         file,
     ]
     environment.pop("PYTEST_XDIST_WORKER", None)
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]

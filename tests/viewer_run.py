@@ -45,14 +45,14 @@ def _trajectory(prompt: str, step: int, sample: int, text: str) -> Trajectory:
     braces = list(accumulate({"{": 1, "}": -1}.get(character, 0) for character in text))
     marked = [(c, depth) for c, depth in zip(text, braces, strict=True) if c not in "{}"]
     ids = tuple(ord(character) for character, _ in marked)
-    given = tuple(0 if character == "~" or depth else 1 for character, depth in marked)
+    loss_mask = tuple(0 if character == "~" or depth else 1 for character, depth in marked)
     return Trajectory(
         prompt_id=prompt,
         sample_index=sample,
         prompt_ids=(1, 2),
         response_ids=ids,
-        loss_mask=given,
-        rollout_logprobs=tuple(-0.25 * mask for mask in given),
+        loss_mask=loss_mask,
+        rollout_logprobs=tuple(-0.25 * mask for mask in loss_mask),
         weight_versions=(step - 1,) * len(ids),
         rewards=(TurnReward(token=len(ids) - 1, reward=float(sample)),),
         stop_reason="length" if sample else "stop",
@@ -62,7 +62,7 @@ def _trajectory(prompt: str, step: int, sample: int, text: str) -> Trajectory:
 
 
 def decode(ids: Sequence[int]) -> str:
-    return "".join(SPECIAL.get(chr(each), chr(each)) for each in ids)
+    return "".join(SPECIAL.get(chr(token), chr(token)) for token in ids)
 
 
 def write(folder: Path, steps: Sequence[Sequence[TrajectoryGroup]], *, most: int = -1, first: int = 1) -> RunFolder:
@@ -71,8 +71,8 @@ def write(folder: Path, steps: Sequence[Sequence[TrajectoryGroup]], *, most: int
     sink = run.samples.sink(decode, most)
     for step, groups in enumerate(steps, first):
         sink.keep(step, groups)
-        rows = [one for each in groups for one in each.trajectories]
-        shape = len(rows), max(len(one.prompt_ids) + len(one.response_ids) for one in rows)
+        rows = [row for group in groups for row in group.trajectories]
+        shape = len(rows), max(len(row.prompt_ids) + len(row.response_ids) for row in rows)
         tensors = {"old_logprobs": torch.full(shape, -0.5), "advantages": torch.ones(shape)}
         sink.write_computed(Computed(step=step, tensors=tensors, updates=(), weights={}))
     run.samples.close()
