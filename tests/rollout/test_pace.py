@@ -51,13 +51,13 @@ def test_a_burst_is_allowed_again_after_a_rest() -> None:
 
 
 async def test_calls_of_agents_keep_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = 0
+    count = 0
 
     class Counted(Pace):
         async def __call__(self) -> None:
-            nonlocal asked
-            asked += 1
+            nonlocal count
+            count += 1
 
     calls = EnvCalls(1, None, pace=Counted(1.0))
     assert [(await calls("it", int, "3"))[0] for _ in range(2)] == [3, 3]
-    assert asked == 2
+    assert count == 2
