@@ -95,7 +95,7 @@ def skyrl_seconds(model: Path, rows: Rows, scratch: Path) -> tuple[float, float]
     with experiment.shutdown:
         asyncio.run(course.run())
     seconds = time.process_time() - began
-    experiment.held.close()
+    experiment.resources.close()
     return seconds, first.loss
 
 

@@ -51,7 +51,7 @@ def skyrl_takes(
     other_model(run)
     with run.shutdown:
         result = measured(lambda: asyncio.run(course.run()))
-    run.held.close()
+    run.resources.close()
     return {**result, "losses": losses}
 
 

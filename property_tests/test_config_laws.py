@@ -97,7 +97,7 @@ def test_the_last_origin_of_a_value_is_where_it_came_from(
         if isinstance(value, dict):
             continue  # tables merge: the law below
         origins = loaded.origins[path]
-        assert origins[-1].place.startswith(name)
+        assert origins[-1].location.startswith(name)
         assert get_at(loaded.config, path) == coerce_exact(value, LEAVES[path].type)
         if not any(isinstance(value, dict) for _, value in writers):
             assert len(origins) == len(writers)

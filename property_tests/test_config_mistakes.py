@@ -142,7 +142,7 @@ def test_n_mistakes_are_n_problems_on_their_lines(
     expected = [(path, f"{name}:{number}") for number, (path, _) in enumerate(planted, start=1)]
     mentioned = {path for path, _ in planted}
     rest = {path: value for path, value in RUNNABLE.items() if path not in mentioned}
-    result = [(problem.path, problem.place) for problem in problems_of([name], rest)]
+    result = [(problem.path, problem.location) for problem in problems_of([name], rest)]
     assert result == expected
     with pytest.raises(ConfigError) as caught:
         load([name], {**others, "zzz": 1})

@@ -100,7 +100,7 @@ def total_and_gradient(objective: PolicyObjective, batch: TrainingBatch, rows: i
 def objective(loss: str = "regular", reduction: LossReduction = "token_mean") -> PolicyObjective:
     return PolicyObjective(
         policy_loss=LOSSES[loss],
-        vanishes_without_advantage=POLICY_LOSSES[loss].vanishes_without_advantage,
+        zero_at_zero_advantage=POLICY_LOSSES[loss].zero_at_zero_advantage,
         reduction=Reduction(name=reduction, max_seq_len=10, micro_batch_rows=2),
         correction=OffPolicyCorrection(tis="token", tis_cap=2.0) if loss == "regular" else OffPolicyCorrection(),
     )
@@ -135,7 +135,7 @@ def test_what_stands_outside_the_mask_reaches_nothing(loss: str, batch: Training
 def test_rows_without_advantage_are_left_out_and_nothing_changes(loss: str, batch: TrainingBatch) -> None:
     assert batch.advantages is not None
     half = batch.with_fields(advantages=torch.where(batch.groups.unsqueeze(1) == 0, 0.0, batch.advantages))
-    skipping, full = objective(loss), attrs.evolve(objective(loss), vanishes_without_advantage=False)
+    skipping, full = objective(loss), attrs.evolve(objective(loss), zero_at_zero_advantage=False)
     torch.testing.assert_close(
         total_and_gradient(skipping, half, 100), total_and_gradient(full, half, 100), atol=1e-6, rtol=1e-5
     )

@@ -24,7 +24,7 @@ from skyrl.errors import ConfigError
 from skyrl.tree.classes import fit_field, names_of
 from skyrl.tree.dump import stored_value
 from skyrl.tree.schema import json_schema
-from skyrl.tree.validators import wanted_by
+from skyrl.tree.validators import requirement_of
 
 VALUES: tuple[Any, ...] = (
     *SIMPLE, *(value for value in SCALARS if value not in (10**400, "\ud800")),
@@ -93,7 +93,7 @@ def is_an_exception(path: str, value: Any) -> bool:
         fit_field(LEAVES[path], value)
     except ValueError:
         return False
-    return wanted_by(LEAVES[path].validator).startswith(BEYOND_A_RANGE)
+    return requirement_of(LEAVES[path].validator).startswith(BEYOND_A_RANGE)
 
 
 @cache

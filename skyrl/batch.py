@@ -225,7 +225,7 @@ class TrainingBatch:
         """(B, L) -> (N,): the values at the selected tokens, row by row."""
         return values[self.loss_mask] if self.selected is None else values.flatten()[self.selected]
 
-    def place(self, values: Tensor) -> Tensor:
+    def scatter(self, values: Tensor) -> Tensor:
         """(N,) float32 of the selected tokens, row by row -> (B, L), 0 elsewhere. The inverse of `pick`."""
         zeros = torch.zeros(self.input_ids.shape, device=values.device)
         if self.selected is None:

@@ -72,7 +72,7 @@ class Problem:
     hint: str = ""
     """The remedy, when it is known."""
 
-    place: str = ""
+    location: str = ""
     """The place where the value was written: `file:line`, `argument 2`, or empty for a default."""
 
     severity: Literal["error", "warning"] = "error"
@@ -265,7 +265,7 @@ class Stopped(BaseException):
         super().__init__(message)
 
 
-ProblemPart = Literal["title", "path", "message", "place", "hint"]
+ProblemPart = Literal["title", "path", "message", "location", "hint"]
 ProblemLine = tuple[tuple[ProblemPart, str], ...]
 """A line about problems, in parts that a terminal may colour."""
 
@@ -291,7 +291,7 @@ def problem_table(problems: Iterable[Problem], title: str) -> list[ProblemLine]:
     for row, (path, location) in zip(rows, columns, strict=True):
         message = f"{printable(row.message):<{message_width}}  "
         lines.append(
-            (("path", f"  {printable(path):<{path_width}}  "), ("message", message), ("place", printable(location)))
+            (("path", f"  {printable(path):<{path_width}}  "), ("message", message), ("location", printable(location)))
         )
         lines += [(("path", f"  {'':<{path_width}}  "), ("hint", printable(line))) for line in row.hint.splitlines()]
     return lines
@@ -299,8 +299,8 @@ def problem_table(problems: Iterable[Problem], title: str) -> list[ProblemLine]:
 
 def _columns(problem: Problem) -> tuple[str, str]:
     """Path and place; the place alone for a problem of a whole file, whose path it repeats."""
-    of_file = problem.path and problem.place.startswith(problem.path)
-    return (problem.place, "") if of_file else (problem.path, problem.place)
+    of_file = problem.path and problem.location.startswith(problem.path)
+    return (problem.location, "") if of_file else (problem.path, problem.location)
 
 
 def printable(text: str) -> str:

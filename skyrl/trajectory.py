@@ -58,7 +58,7 @@ class Prompt:
         """The messages without the beginning of the answer."""
         return self.messages[: len(self.messages) - len(self.answer_prefix)]
 
-    def whole(self, text: str) -> str:
+    def full_answer(self, text: str) -> str:
         """The answer of which the policy sampled `text`: what the row has begun, and the text."""
         return "".join(str(message["content"]) for message in self.answer_prefix) + text
 

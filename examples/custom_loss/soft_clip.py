@@ -22,7 +22,7 @@ class SoftClip:
     width: float = field(default=0.2, validator=positive)
     """How far the ratio may move before its influence fades, as `eps_clip_low` and `eps_clip_high` in one."""
 
-    vanishes_without_advantage: ClassVar[bool] = True
+    zero_at_zero_advantage: ClassVar[bool] = True
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)

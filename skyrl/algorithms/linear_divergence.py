@@ -99,9 +99,9 @@ class _LinearDivergence(torch.autograd.Function):
             saved.detach() for saved in ctx.saved_tensors
         )
         [factor] = gradients
-        wanted_hidden, wanted_weight = ctx.needs_input_grad[:2]
-        for_hidden = torch.empty_like(hidden) if wanted_hidden else None
-        for_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if wanted_weight else None
+        needs_hidden_grad, needs_weight_grad = ctx.needs_input_grad[:2]
+        for_hidden = torch.empty_like(hidden) if needs_hidden_grad else None
+        for_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if needs_weight_grad else None
         for rows in token_chunks(hidden, ctx.part.largest or len(weight)):
             scores = scores_of(hidden[rows], weight, ctx.temperature)
             teacher_scores = scores_of(teacher_hidden[rows], teacher_weight, ctx.temperature)

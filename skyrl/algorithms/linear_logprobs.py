@@ -275,13 +275,13 @@ class VocabularyPart:
 
     def chosen(self, scores: Tensor, targets: Tensor) -> Tensor:
         """(C,) or (C, K): scores (C, tokens of this rank) at the targets, 0 where another rank has the target."""
-        index, is_here = self._places(targets, scores.shape[1])
+        index, is_here = self._local_indices(targets, scores.shape[1])
         target_scores = scores.gather(-1, index if index.dim() == 2 else index.unsqueeze(-1))
         return (target_scores if index.dim() == 2 else target_scores.squeeze(-1)) * is_here
 
     def add_at(self, scores: Tensor, targets: Tensor, values: Tensor) -> None:
         """Add values (C,) or (C, K) to scores at the targets that this rank has."""
-        index, is_here = self._places(targets, scores.shape[1])
+        index, is_here = self._local_indices(targets, scores.shape[1])
         added = values * is_here
         scores.scatter_add_(-1, *((index, added) if index.dim() == 2 else (index.unsqueeze(-1), added.unsqueeze(-1))))
 
@@ -299,7 +299,7 @@ class VocabularyPart:
             dist.all_reduce(value, by, group=self.group)
         return value
 
-    def _places(self, targets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    def _local_indices(self, targets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
         index = targets - self.first
         return index.clamp(0, tokens - 1), (index >= 0) & (index < tokens)
 
@@ -360,9 +360,9 @@ class _LinearLogprobs(torch.autograd.Function):
             return _along_slopes(ctx.saved_tensors[0], gradients[0]), *[None] * 7
         hidden, weight, targets, norms, spread = (saved.detach() for saved in ctx.saved_tensors)
         of_logprobs, of_entropy = gradients
-        wanted_hidden, wanted_weight = ctx.needs_input_grad[:2]
-        for_hidden = torch.empty_like(hidden) if wanted_hidden else None
-        for_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if wanted_weight else None
+        needs_hidden_grad, needs_weight_grad = ctx.needs_input_grad[:2]
+        for_hidden = torch.empty_like(hidden) if needs_hidden_grad else None
+        for_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if needs_weight_grad else None
         for rows in token_chunks(hidden, ctx.part.largest or len(weight)):
             factor = torch.zeros_like(norms[rows]) if of_logprobs is None else of_logprobs[rows]
             change = scores_of(hidden[rows], weight, ctx.temperature)

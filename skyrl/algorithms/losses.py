@@ -15,7 +15,7 @@ with `skyrl.tree.frozen`, so that its fields are read and checked as configurati
 It may also have a method `measure(inputs) -> dict[str, Tensor]`: numbers (B, L) for each token, of which the mean over
 the selected tokens is logged. Attributes of the class declare facts that the configuration needs. For example,
 
-    vanishes_without_advantage: ClassVar[bool] = True
+    zero_at_zero_advantage: ClassVar[bool] = True
 
 says that loss and gradient are exactly 0 at tokens whose advantage is 0, so that rows without any other token skip the
 forward pass; `reads_old_logprobs = False` saves a forward pass over each batch. `LossFacts` of

@@ -79,7 +79,7 @@ class _Context(UpdateContext):
     temperature: float
     part: VocabularyPart
     chunks: list[range]
-    kept: Tensor | None
+    cached_scores: Tensor | None
     """All logits, if they are few."""
 
 
@@ -103,13 +103,13 @@ class _TargetLogprobs(torch.autograd.Function):
         tokens = part.largest or len(weight)
         kept = learns and len(hidden) * tokens * 4 <= kept_bytes(hidden.device)
         ctx.chunks = [range(len(hidden))] if kept else _chunks(len(hidden), tokens, hidden.device)
-        ctx.kept = None
+        ctx.cached_scores = None
         for rows in ctx.chunks:
             scores, _ = _scores(hidden, weight, updates, rows, temperature)
             norms[rows.start : rows.stop] = _norms(scores, part)
             target_scores = part.reduce(part.chosen(scores, targets[rows.start : rows.stop]))
             result[rows.start : rows.stop] = target_scores - norms[rows.start : rows.stop]
-            ctx.kept = scores if kept else None
+            ctx.cached_scores = scores if kept else None
         ctx.save_for_backward(hidden, weight, targets, norms)
         ctx.updates, ctx.temperature, ctx.part = updates, temperature, part
         return result
@@ -123,7 +123,7 @@ class _TargetLogprobs(torch.autograd.Function):
         for rows in ctx.chunks:
             chunk = slice(rows.start, rows.stop)
             factors = of_logprobs[chunk]
-            scores, inner = _scores(hidden, weight, ctx.updates, rows, ctx.temperature, ctx.kept)
+            scores, inner = _scores(hidden, weight, ctx.updates, rows, ctx.temperature, ctx.cached_scores)
             change = scores.sub_(norms[chunk]).exp_().mul_(-factors.sum(-1, keepdim=True))
             ctx.part.add_at(change, targets[chunk], factors)
             if ctx.temperature != 1.0:
@@ -135,7 +135,7 @@ class _TargetLogprobs(torch.autograd.Function):
                 add_product(for_weight, errors.T, hidden[chunk], 1.0)
             for update, product in inner:
                 update.add_gradients(errors, hidden[chunk], product, for_rows)
-        ctx.kept = None
+        ctx.cached_scores = None
         ctx.part.reduce(for_hidden)
         of_weight = None if for_weight is None else for_weight.to(weight.dtype)
         return for_hidden if ctx.needs_input_grad[0] else None, of_weight, *[None] * 5

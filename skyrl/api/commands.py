@@ -31,7 +31,7 @@ def trained(source: Source) -> Path:
     make, is_trained = experiment_class(composed.config), False
     for attempt in attempts(composed.config):
         experiment = make(attempt.run)
-        experiment.is_another_try, experiment.places = attempt.is_another_try, composed.places
+        experiment.is_another_try, experiment.locations = attempt.is_another_try, composed.locations
         experiment.more_callbacks = source.callbacks
         with attempt:
             is_trained = RunSession(experiment).run()

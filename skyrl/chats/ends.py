@@ -98,7 +98,7 @@ class TurnEnds:
             common = tail
         return cls(tail, common.rstrip(), tail.removeprefix(common), added.leading(longer), added)
 
-    def place(self, text: str) -> tuple[int, bool]:
+    def end_of_turn(self, text: str) -> tuple[int, bool]:
         """Position of the end of the last assistant turn in a text, and whether the template ends it."""
         stripped = text.removesuffix(self.foreign).rstrip()
         if self.end and stripped.endswith((self.end, *self.added.special)):

@@ -106,7 +106,7 @@ class ChatMasks:
             ids += piece
             weights += [0.0 if message is None else of_message[message]] * len(piece)
         if not layout.ended:
-            ids, weights = [*ids, self._tokenizer.eos_token_id], [*weights, of_message[layout.spans[-1].place]]
+            ids, weights = [*ids, self._tokenizer.eos_token_id], [*weights, of_message[layout.spans[-1].message_index]]
         return np.asarray(ids, dtype=np.int64), np.asarray(weights, dtype=np.float32)
 
 
@@ -136,7 +136,7 @@ def _weight(message: Message, usual: bool) -> float:
 
 def _missing(messages: Sequence[Message], tools: Sequence[Any] | None, layout: ChatLayout) -> Iterator[DroppedPart]:
     """Parts of a chat that are missing in the text. Only learned messages need their thoughts, as usual for models."""
-    learned = {span.place: layout.text[span.start : span.stop] for span in layout.spans}
+    learned = {span.message_index: layout.text[span.start : span.stop] for span in layout.spans}
     for index, message in enumerate(messages):
         yield from dropped(message, learned.get(index, layout.text), thoughts=index in learned)
     yield from dropped_tools(tools or (), layout.text)

@@ -29,7 +29,7 @@ OPENED = "<think>"
 class AnswerSpan:
     """Characters of one answer, including the end of its turn."""
 
-    place: int
+    message_index: int
     """Index of the message."""
 
     start: int
@@ -54,7 +54,7 @@ class ChatLayout:
         position = 0
         for span in self.spans:
             yield position, span.start, None
-            yield span.start, span.stop, span.place
+            yield span.start, span.stop, span.message_index
             position = span.stop
         if self.ended:
             yield position, len(self.text), None
@@ -121,7 +121,7 @@ class Layouts:
             full_text, start = opening + _behind_an_opened_thought(messages[-1]) + self.ends.tail, len(opening)
         else:
             start = self._content_start(messages, full_text)
-        stop, ended = self.ends.place(full_text)
+        stop, ended = self.ends.end_of_turn(full_text)
         if stop < start:
             raise _hidden(len(messages) - 1)
         return _AnswerTurn(full_text, start, stop, ended, full_text.startswith(opening))
@@ -148,7 +148,7 @@ class Layouts:
             turn = self._turn([*opening, *messages[before + 1 : index + 1]])
         except DataError:  # the template refuses the window as a conversation
             return None
-        end, _ = self.ends.place(anchor)
+        end, _ = self.ends.end_of_turn(anchor)
         aligned = turn.start >= end and turn.text[:end] == anchor[:end]
         if not aligned or not full_text.startswith(turn.text[end : turn.stop], at):
             return None

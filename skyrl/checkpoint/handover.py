@@ -31,7 +31,7 @@ class WeightFiles:
         files: list[str] = []
         shards: list[TensorShard] = []
         for name, weight in weights:
-            shards.append(TensorShard.whole(f"model.{name}", weight).copy_to_host())
+            shards.append(TensorShard.from_full_tensor(f"model.{name}", weight).copy_to_host())
             if sum(shard.numbers.nbytes for shard in shards) >= FILE_BYTES:
                 files.append(self._write(shards, len(files)))
                 shards = []

@@ -53,7 +53,7 @@ class TensorShard:
     numbers: Tensor
 
     @classmethod
-    def whole(cls, name: str, tensor: Tensor) -> TensorShard:
+    def from_full_tensor(cls, name: str, tensor: Tensor) -> TensorShard:
         """A whole tensor, of any shape, as a single shard."""
         return cls(name=name, shape=tuple(tensor.shape), numbers=tensor)
 

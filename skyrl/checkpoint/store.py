@@ -84,7 +84,7 @@ class CheckpointStore:
         files = []
         with self.saving(checkpoint.step, need):
             for model, tensors in checkpoint.models.items():
-                shards = [TensorShard.whole(name, tensor.detach().cpu()) for name, tensor in tensors.items()]
+                shards = [TensorShard.from_full_tensor(name, tensor.detach().cpu()) for name, tensor in tensors.items()]
                 files.append(write_shards(shards, self.storage, folder, file_of_rank(model)))
         return self.finish(checkpoint, files, need)
 

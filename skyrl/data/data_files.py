@@ -28,34 +28,34 @@ _MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 class DataFile:
     """A file of rows, on a disk or in an object store."""
 
-    place: str
+    location: str
     """Its path or address."""
 
     @property
     def suffix(self) -> str:
         """The end of its name, which says how it is read; without that of a compression."""
-        path = Path(self.place)
+        path = Path(self.location)
         return Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
 
     @property
     def path(self) -> Path | None:
         """Its path; None in an object store."""
-        return None if is_address(self.place) else Path(self.place)
+        return None if is_address(self.location) else Path(self.location)
 
     def size(self) -> int:
         """Its size in bytes. Raises `DataError`."""
         try:
-            folder, _, name = self.place.rpartition("/")
-            return Path(self.place).stat().st_size if self.path else storage_at(folder).size(name)
+            folder, _, name = self.location.rpartition("/")
+            return Path(self.location).stat().st_size if self.path else storage_at(folder).size(name)
         except (OSError, UserError) as error:
-            raise DataError(f"{self.place} cannot be read: {error}") from error
+            raise DataError(f"{self.location} cannot be read: {error}") from error
 
     def open(self) -> BinaryIO:
         """The file, open for reading. Raises `DataError`."""
         try:
-            return opened(self.place)
+            return opened(self.location)
         except (OSError, UserError) as error:
-            raise DataError(f"{self.place} cannot be read: {error}") from error
+            raise DataError(f"{self.location} cannot be read: {error}") from error
 
     def lines(self) -> BinaryIO:
         """The uncompressed file, open for reading. Raises `DataError`, also for a compressed one whose name does not
@@ -64,12 +64,12 @@ class DataFile:
         import pyarrow as pa
 
         file = cast(io.BufferedReader, self.open())
-        if (form := _COMPRESSED.get(Path(self.place).suffix)) is not None:
+        if (form := _COMPRESSED.get(Path(self.location).suffix)) is not None:
             return cast(BinaryIO, io.BufferedReader(pa.CompressedInputStream(file, form)))
         beginning = file.peek(4)
         if end := next((end for magic, end in _MAGIC.items() if beginning.startswith(magic)), ""):
             file.close()
-            raise DataError(f"{self.place} is compressed: rename it to {self.place}{end}, or decompress it")
+            raise DataError(f"{self.location} is compressed: rename it to {self.location}{end}, or decompress it")
         return cast(BinaryIO, file)
 
 
@@ -127,5 +127,5 @@ def versions_of(source: str) -> Iterator[tuple[str, int, str]]:
         if file.path is not None:
             yield str(file.path.absolute()), file.size(), str(file.path.stat().st_mtime_ns)
         else:
-            folder, _, name = file.place.rpartition("/")
-            yield file.place, file.size(), storage_at(folder).version(name)
+            folder, _, name = file.location.rpartition("/")
+            yield file.location, file.size(), storage_at(folder).version(name)

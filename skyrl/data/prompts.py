@@ -185,7 +185,7 @@ class StreamedPrompts:
     def __call__(self, streamed_row: StreamedRow) -> tuple[Prompt | None, str]:
         """The prompt; or None, and why the row is left out: `rows_too_long` or `rows_bad`. Raises `DataError`."""
         [prompt] = self._read.block(
-            [(streamed_row.place, streamed_row.row)], streamed_row.part.name, streamed_row.part.source
+            [(streamed_row.index, streamed_row.row)], streamed_row.part.name, streamed_row.part.source
         )
         if isinstance(prompt, BadRow):
             if not self._skip_bad_rows:
@@ -193,7 +193,7 @@ class StreamedPrompts:
             return None, "rows_bad"
         if len(prompt.token_ids) > self._max_prompt_length:
             return None, "rows_too_long"
-        return evolve(prompt, id=f"{streamed_row.part.prefix}{streamed_row.place}"), ""
+        return evolve(prompt, id=f"{streamed_row.part.prefix}{streamed_row.index}"), ""
 
 
 @frozen

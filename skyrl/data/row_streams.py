@@ -114,7 +114,7 @@ class StreamedRow:
     """A row and where it was read."""
 
     part: Part
-    place: int
+    index: int
     row: Row | BadRow
 
 
@@ -132,7 +132,7 @@ def parts_of(sources: Sequence[str], columns: Columns | None = None) -> tuple[Pa
                 kinds.add(file)
             for index, file in enumerate(files):
                 prefix = f"{number}:{index}/" if several else f"{number}:"
-                parts.append(Part(number, file.place, prefix, partial(_FileStream, file, columns)))
+                parts.append(Part(number, file.location, prefix, partial(_FileStream, file, columns)))
             continue
         tasks = source.startswith(SCHEME) or holds_tasks(Path(source).expanduser())
         reading: type[_TaskStream] | type[_DatasetStream] = _TaskStream if tasks else _DatasetStream
@@ -158,7 +158,7 @@ def versions(sources: Sequence[str]) -> str:
     digest = sha256()
     for source in sources:
         for file in data_files(source) if has_files(source) else ():
-            digest.update(f"{Path(file.place).name} {file.size()} ".encode() + _ends(file))
+            digest.update(f"{Path(file.location).name} {file.size()} ".encode() + _ends(file))
         if not has_files(source):
             digest.update(source.encode())
     return digest.hexdigest()

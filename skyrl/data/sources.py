@@ -117,7 +117,7 @@ def read_file(file: DataFile, columns: Columns | None = None, start: int = 0) ->
         case ".json":
             return islice(_read_json(file), start, None)
     if file.path is None:
-        raise DataError(f"{file.place}: Arrow files are mapped into memory; copy it to a disk, or store parquet")
+        raise DataError(f"{file.location}: Arrow files are mapped into memory; copy it to a disk, or store parquet")
     return islice(ArrowTable([file.path]).rows(), start, None)
 
 
@@ -138,10 +138,10 @@ class ColumnKinds:
     def add(self, file: DataFile) -> None:
         """Add the columns of a file: those of its schema, or of its first row. Raises `DataError` for another kind."""
         for name, kind in _kinds(file):
-            before, location = self._seen.setdefault(name, (kind, file.place))
+            before, location = self._seen.setdefault(name, (kind, file.location))
             if before != kind:
                 raise DataError(
-                    f"the column {name} has values of the kind {kind} in {file.place}, and {before} in {location}: "
+                    f"the column {name} has values of the kind {kind} in {file.location}, and {before} in {location}: "
                     "write the files again with the same types, or name them as sources of their own"
                 )
 
@@ -211,7 +211,7 @@ def place_of(source: str, number: int) -> str:
         files = data_files(source) if has_files(source) else ()
     for file in files if len(files) > 1 else ():
         if number < before + (count := _rows_in(file)):
-            return f"{file.place}, row {number - before}"
+            return f"{file.location}, row {number - before}"
         before += count
     return f"{source}, row {number}"
 
@@ -330,7 +330,7 @@ def _read_parquet(data_file: DataFile, columns: Columns | None, start: int) -> I
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    name, size = data_file.place, data_file.size()
+    name, size = data_file.location, data_file.size()
     try:
         with pq.ParquetFile(data_file.path or data_file.open(), pre_buffer=False) as file:
             if columns is not None:
@@ -360,7 +360,7 @@ def _parquet_schema(file: DataFile) -> pa.Schema:
     try:
         return pq.read_schema(file.path or file.open())
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise DataError(f"{file.place} cannot be read as parquet: {error}") from error
+        raise DataError(f"{file.location} cannot be read as parquet: {error}") from error
 
 
 def _read_csv(file: DataFile) -> Iterator[Row | BadRow]:
@@ -372,12 +372,12 @@ def _read_csv(file: DataFile) -> Iterator[Row | BadRow]:
             for row in reader:
                 if None in row or None in row.values():
                     yield BadRow(
-                        f"{file.place}:{reader.line_num} has more or fewer cells than the first line has names"
+                        f"{file.location}:{reader.line_num} has more or fewer cells than the first line has names"
                     )
                 else:
                     yield {name: value or None for name, value in row.items()}
     except (csv.Error, UnicodeDecodeError, OSError) as error:
-        raise DataError(f"{file.place} cannot be read as CSV: {error}") from error
+        raise DataError(f"{file.location} cannot be read as CSV: {error}") from error
 
 
 def _read_jsonl(file: DataFile, start: int) -> Iterator[Row | BadRow]:
@@ -385,15 +385,15 @@ def _read_jsonl(file: DataFile, start: int) -> Iterator[Row | BadRow]:
         with file.lines() as lines:
             for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE + 1), b""), start=1):
                 if len(line) > LONGEST_LINE:
-                    raise DataError(f"{file.place}:{number} is longer than {LONGEST_LINE} bytes")
+                    raise DataError(f"{file.location}:{number} is longer than {LONGEST_LINE} bytes")
                 if not line.strip():
                     continue
                 if start:
                     start -= 1
                 else:
-                    yield _object(file.place, number, line)
+                    yield _object(file.location, number, line)
     except OSError as error:
-        raise DataError(f"{file.place} cannot be read: {error}") from error
+        raise DataError(f"{file.location} cannot be read: {error}") from error
 
 
 def _object(path: str, number: int, line: bytes) -> Row | BadRow:
@@ -411,7 +411,7 @@ def _object(path: str, number: int, line: bytes) -> Row | BadRow:
 
 
 def _read_json(file: DataFile) -> list[Row | BadRow]:
-    path = file.place
+    path = file.location
     try:
         with file.open() as opened:
             rows = json.loads(opened.read().decode())

@@ -305,7 +305,7 @@ class RowReader(Generic[R]):
         `DataError`.
         """
         self.tally.bad_rows.clear()  # they are counted by whoever asks
-        row = self._row(streamed_row.row, streamed_row.part.name, streamed_row.part.source, streamed_row.place)
+        row = self._row(streamed_row.row, streamed_row.part.name, streamed_row.part.source, streamed_row.index)
         if row is None:
             return None, "rows_bad"
         short = self.shortened(row)
@@ -331,7 +331,7 @@ class RowReader(Generic[R]):
         try:
             if isinstance(raw_row, BadRow):
                 raise DataError(raw_row.reason)
-            return self.whole(raw_row, source, f"{number}:{index}")
+            return self.read_full(raw_row, source, f"{number}:{index}")
         except DataError as error:
             reason = str(error) if isinstance(raw_row, BadRow) else f"{place_of(source, index)}: {error}"
             if self.run.bad_rows == "stop":
@@ -339,7 +339,7 @@ class RowReader(Generic[R]):
             self.tally.bad_rows.append(reason)
             return None
 
-    def whole(self, raw_row: Row, source: str, row_id: str) -> R:
+    def read_full(self, raw_row: Row, source: str, row_id: str) -> R:
         """The row of a source as tokens, however long it is. Raises `DataError`."""
         return self.read(without_nulls(raw_row) if is_table(source) else raw_row, row_id)
 

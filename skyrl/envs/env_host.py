@@ -14,7 +14,7 @@ from skyrl.envs.coroutines import settled
 from skyrl.envs.env import Env, EnvStep, ReadsSample, Sampled
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.registry import MakeEnv, find_env
-from skyrl.envs.reward_functions import PlainReward, asked_of_rows, reserved_names
+from skyrl.envs.reward_functions import PlainReward, required_columns, reserved_names
 from skyrl.errors import SkipSample, TaskError
 from skyrl.sandbox.worker import answer_lines
 from skyrl.tree.frames import raised_at
@@ -81,7 +81,7 @@ def _names_of(make: MakeEnv) -> dict[str, list[str]] | None:
         )
     if not isinstance(make, PlainReward):
         return None
-    return {"asks": list(asked_of_rows(make.function)), "taken": sorted(reserved_names(make.function))}
+    return {"asks": list(required_columns(make.function)), "taken": sorted(reserved_names(make.function))}
 
 
 def _length(value: object) -> int:

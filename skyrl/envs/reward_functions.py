@@ -230,7 +230,7 @@ _ALWAYS_GIVEN = {
 }
 
 
-def asked_of_rows(function: Callable[..., Any]) -> tuple[str, ...]:
+def required_columns(function: Callable[..., Any]) -> tuple[str, ...]:
     """Names of the parameters that need a value from the row: those without a default, except the answer itself."""
     parameters = list(_signature(function).values())
     form = signature_of(function)
@@ -242,7 +242,7 @@ def asked_of_rows(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def lacking(required: Sequence[str], extras: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names in `required`, from `asked_of_rows`, for which the row has no value."""
+    """The names in `required`, from `required_columns`, for which the row has no value."""
 
     def value(name: str) -> object:
         return ground_truth(extras) if name == "ground_truth" else extras.get(name)

@@ -100,12 +100,12 @@ class BaseExp:
         self.checkpoints = checkpoint_store(cfg.trainer)
         self.is_another_try = False
         """Whether this command ran it before and failed. It then continues from the newest good checkpoint."""
-        self.places: Mapping[str, str] = {}
+        self.locations: Mapping[str, str] = {}
         """Dotted path -> place that gave its value, such as `run.toml:14`, kept in the run's folder for reports."""
         self.more_callbacks: Sequence[Callback] = ()
         """Callbacks that the program gave as objects, besides those that the configuration names."""
         self.last = LastMetrics()
-        self.held: ExitStack[bool | None] = HeldResources()
+        self.resources: ExitStack[bool | None] = HeldResources()
         self.started_processes: Processes | None = None
 
     def run(self) -> bool:
@@ -130,14 +130,14 @@ class BaseExp:
         processes.exit_notice.listen(
             lambda: self.shutdown.request(f"Stopped because {processes.exit_notice.error}", RunError.exit_code)
         )
-        self.held.callback(processes.close)
+        self.resources.callback(processes.close)
         self.prepare_processes(processes)
         return processes
 
     @cached_property
     def rendezvous(self) -> Rendezvous:
         timeout = self.cfg.trainer.placement.start_timeout_seconds
-        return self.held.enter_context(Rendezvous(self.processes.host, timeout=timeout))
+        return self.resources.enter_context(Rendezvous(self.processes.host, timeout=timeout))
 
     @cached_property
     def time_sharing(self) -> TimeSharing:

@@ -42,7 +42,7 @@ from skyrl.envs.reward_functions import PlainReward, arguments, ground_truth, la
 from skyrl.envs.weighted_rewards import WeightedRewards
 from skyrl.errors import ConfigError, DataError, DroppedPartsError, Problem, TaskError
 from skyrl.experiments.model_checks import readable_files
-from skyrl.experiments.unrewardable_rows import asked_by, lacking_rows, name_of
+from skyrl.experiments.unrewardable_rows import asked_by, name_of, rows_missing_columns
 from skyrl.models.files.chat_templates import configured_template
 from skyrl.models.files.facts import ModelFiles
 from skyrl.models.files.template_text import TemplateRefusal, render_template
@@ -203,7 +203,7 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
             if field == "data.train_data":
                 counts.append(counted)
             yield from _written_by_the_template(run, row)
-            yield from lacking_rows(run, field, source, all_rows=judge)
+            yield from rows_missing_columns(run, field, source, all_rows=judge)
             if row.env_class not in judged:
                 judged.add(row.env_class)
                 yield from _judged(run, row, call=judge)

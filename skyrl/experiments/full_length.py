@@ -76,7 +76,7 @@ def full_length_rollouts(run: SkyRLTrainConfig, vocabulary: int) -> FullLengthRo
     )
 
 
-def made_up_sequences(run: SupervisedConfig, tokens: int, vocabulary: int) -> TokenizedRows[SupervisedRow]:
+def synthetic_sequences(run: SupervisedConfig, tokens: int, vocabulary: int) -> TokenizedRows[SupervisedRow]:
     """One batch of random rows of `tokens` tokens below `vocabulary`, all of which but the first are learned."""
     random = np.random.default_rng(run.seed)
     weights = np.ones(tokens, dtype=np.float32)
@@ -88,7 +88,7 @@ def made_up_sequences(run: SupervisedConfig, tokens: int, vocabulary: int) -> To
     return TokenizedRows(rows=tuple(rows), tally=Tally(sizes=[run.batch_size]))
 
 
-def made_up_pairs(run: SupervisedConfig, tokens: int, vocabulary: int) -> TokenizedRows[PreferenceRow]:
+def synthetic_pairs(run: SupervisedConfig, tokens: int, vocabulary: int) -> TokenizedRows[PreferenceRow]:
     """One batch of pairs of random rows of `tokens` tokens below `vocabulary`, without a common prefix."""
     random = np.random.default_rng(run.seed)
     ids = random.integers(vocabulary, size=(run.batch_size, 2, tokens))
@@ -99,7 +99,7 @@ def made_up_pairs(run: SupervisedConfig, tokens: int, vocabulary: int) -> Tokeni
     return TokenizedRows(rows=tuple(rows), tally=Tally(sizes=[run.batch_size]))
 
 
-def made_up_answers(run: SupervisedConfig, tokens: int, vocabulary: int) -> TokenizedRows[RankedRow]:
+def synthetic_answers(run: SupervisedConfig, tokens: int, vocabulary: int) -> TokenizedRows[RankedRow]:
     """One batch of lists of random answers of `tokens` tokens below `vocabulary`, of which the first is a prompt."""
     answer = np.arange(tokens) > 0
     ids = np.random.default_rng(run.seed).integers(vocabulary, size=(run.batch_size, run.rows_of_an_item, tokens))
@@ -110,9 +110,9 @@ def made_up_answers(run: SupervisedConfig, tokens: int, vocabulary: int) -> Toke
     return TokenizedRows(rows=tuple(rows), tally=Tally(sizes=[run.batch_size]))
 
 
-def made_up_labelled(run: SupervisedConfig, tokens: int, vocabulary: int) -> TokenizedRows[LabelledRow]:
-    """One batch of answers as of `made_up_sequences`, every other one labelled as good."""
-    sequences = made_up_sequences(run, tokens, vocabulary)
+def synthetic_labelled(run: SupervisedConfig, tokens: int, vocabulary: int) -> TokenizedRows[LabelledRow]:
+    """One batch of answers as of `synthetic_sequences`, every other one labelled as good."""
+    sequences = synthetic_sequences(run, tokens, vocabulary)
     rows = (
         LabelledRow(id=row.id, token_ids=row.token_ids, mask=row.loss_mask, label=bool(number % 2))
         for number, row in enumerate(sequences.rows)

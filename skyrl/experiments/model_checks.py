@@ -96,7 +96,7 @@ def _unequal(run: RunConfig, role: Role, field: str, parts: Mapping[str, int], s
         path = role.section(run).model.path
         yield Problem(
             path=role.at(field),
-            message=f"{size} ranks cannot share the {uneven.whole} {part} of the model {path}",
+            message=f"{size} ranks cannot share the {uneven.total} {part} of the model {path}",
             hint=f"nearest sizes that can: {' and '.join(map(str, uneven.nearest))}",
         )
 

@@ -228,7 +228,7 @@ class PolicySampling(BaseExp):
                 return await self.client.generate(request)
 
             self.endpoint = Endpoint(served_policy(self.cfg), self.tokenizer, generate, address)
-            self.held.callback(self.endpoint.stop)
+            self.resources.callback(self.endpoint.stop)
             if self.cfg.generator.inference_engine.enable_http_endpoint:
                 notice(f"The policy is served at {self.endpoint.url}/v1")
 

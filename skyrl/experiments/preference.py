@@ -24,7 +24,7 @@ from skyrl.data.labelled_rows import load_preference_rows
 from skyrl.data.reference_logprobs import ReferencedRows, is_stored, logprobs_file, store_logprobs
 from skyrl.data.supervised_rows import TokenizedRows
 from skyrl.errors import ConfigError, Problem
-from skyrl.experiments.full_length import made_up_answers, made_up_labelled
+from skyrl.experiments.full_length import synthetic_answers, synthetic_labelled
 from skyrl.experiments.sft import SCORED_AT_A_TIME, SupervisedExp
 from skyrl.learners.workers.group import ScorerGroup
 from skyrl.learners.workers.learning_worker import weighed
@@ -152,8 +152,8 @@ class PreferenceExp(SupervisedExp):
     def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         return load_preference_rows(sources, self.tokenizer, self.cfg, self.max_length)
 
-    def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
-        make = made_up_labelled if self.cfg.unpaired else made_up_answers
+    def synthetic_rows(self, vocabulary: int) -> TokenizedRows[Any]:
+        make = synthetic_labelled if self.cfg.unpaired else synthetic_answers
         return make(self.cfg, self.max_length, vocabulary)
 
     def collate(self, rows: Sequence[Any]) -> TrainingBatch:

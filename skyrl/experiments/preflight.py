@@ -59,9 +59,9 @@ from skyrl.processes.addresses import is_loopback
 from skyrl.rollout.agent_runner import agent_of
 from skyrl.runs.run_tree import AnyRun
 from skyrl.sandbox.sandbox import strongest_tier, why_unavailable, why_weaker
-from skyrl.tracking.custom_tracker import found_tracker
+from skyrl.tracking.custom_tracker import load_tracker
 from skyrl.tracking.metric_table import METRICS, unknown
-from skyrl.training.callbacks import found_callback
+from skyrl.training.callbacks import load_callback
 from skyrl.tree import get_at
 from skyrl.tree.names import nearest
 from skyrl.tree.rules import Check
@@ -127,7 +127,7 @@ def the_callbacks_exist(run: AnyRun) -> Iterator[Problem]:
     """Each callback of the configuration exists, and its methods are events."""
     for name in run.trainer.callbacks:
         try:
-            found_callback(name, run.trainer.path_of("callbacks"))
+            load_callback(name, run.trainer.path_of("callbacks"))
         except ConfigError as error:
             yield from error.problems
 
@@ -198,7 +198,7 @@ def trackers_can_be_had(run: RunBasics, environ: Mapping[str, str]) -> Iterator[
     for name in names_of(run.logger):
         if name not in TRACKERS:
             try:
-                found_tracker(name, path)
+                load_tracker(name, path)
             except ConfigError as error:
                 yield from error.problems
             continue

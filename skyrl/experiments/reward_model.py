@@ -10,7 +10,7 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.config import RewardModelConfig
 from skyrl.data.supervised_rows import TokenizedRows, load_preferences
-from skyrl.experiments.full_length import made_up_pairs
+from skyrl.experiments.full_length import synthetic_pairs
 from skyrl.experiments.sft import SupervisedExp
 from skyrl.learners.workers.learning_worker import Objective
 from skyrl.learners.workers.objectives import BradleyTerry
@@ -29,8 +29,8 @@ class RewardModelExp(SupervisedExp):
     def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         return load_preferences(sources, self.tokenizer, self.cfg, self.max_length)
 
-    def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
-        return made_up_pairs(self.cfg, self.max_length, vocabulary)
+    def synthetic_rows(self, vocabulary: int) -> TokenizedRows[Any]:
+        return synthetic_pairs(self.cfg, self.max_length, vocabulary)
 
     def collate(self, rows: Sequence[Any]) -> TrainingBatch:
         return collate_pairs(rows, share_prompts=self.cfg.use_sequence_packing)

@@ -34,7 +34,7 @@ from skyrl.errors import DataError
 from skyrl.experiments import teachers
 from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.exports import chat_tokenizer, export_of, new_turn_end
-from skyrl.experiments.full_length import made_up_sequences, supervised_verdict, supervised_without_traces
+from skyrl.experiments.full_length import supervised_verdict, supervised_without_traces, synthetic_sequences
 from skyrl.experiments.samplers import SampledRows, sampler_of
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.ranks import Ranks
@@ -84,7 +84,7 @@ class SupervisedExp(BaseExp):
         if they do not fill one batch, unless batches may be short.
         """
         if self.cfg.num_dummy_steps:
-            return self.made_up_rows(len(self.tokenizer))
+            return self.synthetic_rows(len(self.tokenizer))
         if self.cfg.streaming:
             stream = RowStream(parts_of(self.cfg.train_datasets), buffer=1, seed=None)
             first: TokenizedRows[Any] = self.reader(self.cfg.train_datasets).first(stream, EXAMINED)
@@ -164,9 +164,9 @@ class SupervisedExp(BaseExp):
         reader: RowReader[Any] = kind_of(self.cfg).row_reader()(sources, self.tokenizer, self.cfg, self.max_length)
         return reader
 
-    def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
+    def synthetic_rows(self, vocabulary: int) -> TokenizedRows[Any]:
         """One batch of rows of the maximum length, with tokens below `vocabulary`."""
-        raise TypeError(f"{type(self).__name__} does not define made_up_rows()")
+        raise TypeError(f"{type(self).__name__} does not define synthetic_rows()")
 
     def get_learner(self) -> LearnerGroup[LearningWorker]:
         """The model that learns. It is placed as the policy of a run is: there is no other model."""
@@ -402,8 +402,8 @@ class SFTExp(SupervisedExp):
         cfg = evolve(self.cfg, distillation=SFTDistillationConfig())
         return load_supervised(sources, self.tokenizer, cfg, self.max_length)
 
-    def made_up_rows(self, vocabulary: int) -> TokenizedRows[Any]:
-        return made_up_sequences(self.cfg, self.max_length, vocabulary)
+    def synthetic_rows(self, vocabulary: int) -> TokenizedRows[Any]:
+        return synthetic_sequences(self.cfg, self.max_length, vocabulary)
 
     def collate(self, rows: Sequence[Any]) -> TrainingBatch:
         return collate_supervised(rows)

@@ -75,7 +75,7 @@ class StandaloneSampling(PolicySampling):
         deadline.
         """
         try:
-            with self.shutdown, WaitReporter(self.progress, notice), self.held:
+            with self.shutdown, WaitReporter(self.progress, notice), self.resources:
                 with self.shutdown.in_loop(), event_loop() as run:
                     result: R = run(self._run_with_engines(work))
                 return result

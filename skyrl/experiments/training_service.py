@@ -147,12 +147,12 @@ def _stored_weights(folder: Path) -> tuple[tuple[str, Tensor], ...]:
 class TrainingServiceExp(StandaloneSampling):
     """One training service. Single use."""
 
-    def __init__(self, cfg: SkyRLTrainConfig, places: Mapping[str, str]) -> None:
-        """`cfg` is resolved and checked; `places` says where its values were written."""
+    def __init__(self, cfg: SkyRLTrainConfig, locations: Mapping[str, str]) -> None:
+        """`cfg` is resolved and checked; `locations` says where its values were written."""
         settings = cfg.training_service
         published = EngineAdapters(at_once=settings.max_snapshots, rank=settings.max_rank)
         super().__init__(cfg, adapters=NO_ADAPTERS if settings.train_all_weights else published)
-        self.places = places
+        self.locations = locations
 
     def serve(self, say: Callable[[str], None]) -> None:
         """Answer clients until a signal arrives; `say` is called with the address once the models are loaded.
@@ -163,9 +163,9 @@ class TrainingServiceExp(StandaloneSampling):
         path = self.cfg.trainer.path_of("run_path")
         lock = RunLock(self.folder.path, path, self.cfg)
         lock.acquire()
-        self.held.callback(lock.release)
+        self.resources.callback(lock.release)
         self._refuse_another_base()
-        lock.write_config(config_text(self.cfg, self.places))
+        lock.write_config(config_text(self.cfg, self.locations))
         with suppress(Stopped):  # the regular end of a service
             self.sample(partial(self.answer_clients, say))
 
@@ -205,7 +205,7 @@ class TrainingServiceExp(StandaloneSampling):
         folder.mkdir(parents=True, exist_ok=True)
         run = evolve_at(self.cfg, "trainer.run_path", str(folder))
         run = evolve_at(run, "trainer.run_name", f"{run.trainer.run_name}-{folder.name}")
-        write_file(folder / SIGNATURE, config_text(run, self.places))
+        write_file(folder / SIGNATURE, config_text(run, self.locations))
         names = names_of(run.trainer.logger)
         others = evolve_at(run.trainer, "logger", tuple(name for name in names if name != "console"))
         console = [StepLines(model.id, notice)] if "console" in names else []
@@ -254,7 +254,7 @@ class TrainingServiceExp(StandaloneSampling):
             makers = [partial(make, ranks=ranks) for ranks in self.ranks_of("policy", count)]
             return BankRanks(self.processes.start("policy", makers))
         thread = ThreadPoolExecutor(1, thread_name_prefix="models")  # so that engines of this process sample meanwhile
-        self.held.callback(thread.shutdown)
+        self.resources.callback(thread.shutdown)
         return BankRanks(Group([LocalHandle("models", make(), thread=thread)]))
 
     def _refuse_another_base(self) -> None:

@@ -20,7 +20,7 @@ from skyrl.envs.isolated import IsolatedTask
 from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.reference_answers import misread
 from skyrl.envs.registry import PAIRWISE, MakeEnv, find_task
-from skyrl.envs.reward_functions import PlainReward, asked_of_rows, lacking
+from skyrl.envs.reward_functions import PlainReward, lacking, required_columns
 from skyrl.envs.rows import differing, ground_truths
 from skyrl.envs.weighted_rewards import WeightedRewards
 from skyrl.errors import DataError, Problem, TaskError
@@ -80,7 +80,7 @@ def asked_by(make: MakeEnv) -> tuple[str, ...]:
     """Parameters of a task's reward function that rows must have values for; none for environments."""
     match make:
         case PlainReward(function=function) | GroupReward(function=function):
-            return asked_of_rows(function)
+            return required_columns(function)
         case IsolatedTask(asks=asks):
             return asks or ()
         case McpTask(reward=reward):
@@ -108,7 +108,7 @@ def name_of(make: MakeEnv, task: str) -> str:
 _SHOWN = 3
 
 
-def lacking_rows(run: SkyRLTrainConfig, field: str, source: str, *, all_rows: bool) -> Iterator[Problem]:
+def rows_missing_columns(run: SkyRLTrainConfig, field: str, source: str, *, all_rows: bool) -> Iterator[Problem]:
     """Problem of the rows of a file that lack a value for their reward function: their number and the first ones.
 
     Without `all_rows`, only the first row is examined, and nothing is reported if the run itself skips and counts bad

@@ -125,7 +125,7 @@ class RunCommand:
         reason = (
             "no setting, so it was not read" if is_known(word) else "only a shell can evaluate it: write its words out"
         )
-        return Line(outcome="refused", source=shown(word) or "''", why=f"line {self.line}: {reason}")
+        return Line(outcome="refused", source=shown(word) or "''", reason=f"line {self.line}: {reason}")
 
     def finished(self, conversion: Conversion) -> Conversion:
         """The conversion of this command, which tells what was assumed and what was not read."""
@@ -207,7 +207,7 @@ def _launch(command: ScriptCommand, script: Script, system: PeerPrograms) -> Run
 def _separate_command_line(command: ScriptCommand) -> Line:
     """The report line of a setting that begins a command of its own."""
     reason = f"line {command.line}: no backslash ends the line before it, so Bash passes it to no program"
-    return Line(outcome="refused", source=command.texts[0].partition("=")[0], why=reason)
+    return Line(outcome="refused", source=command.texts[0].partition("=")[0], reason=reason)
 
 
 def _program(words: Sequence[str], system: PeerPrograms) -> tuple[int, str]:

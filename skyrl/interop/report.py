@@ -60,7 +60,7 @@ class Line:
     targets: tuple[str, ...] = ()
     """Our paths to which its value was written."""
 
-    why: str = ""
+    reason: str = ""
 
     @property
     def is_refused(self) -> bool:
@@ -81,11 +81,11 @@ class OtherDefault:
     source: str
     """The setting's key in foreign files."""
 
-    theirs: Any
+    source_default: Any
     """The default in the foreign system."""
 
     path: str
-    ours: Any
+    skyrl_default: Any
     """Our path and its value in the converted run."""
 
 
@@ -179,7 +179,8 @@ class Conversion:
                 "",
                 head,
                 *(
-                    f"  {row.source} = {display_value(row.theirs)} there; here {row.path} = {display_value(row.ours)}"
+                    f"  {row.source} = {display_value(row.source_default)} there; "
+                    f"here {row.path} = {display_value(row.skyrl_default)}"
                     for row in self.other_defaults
                 ),
             ]
@@ -200,5 +201,5 @@ def _percent(share: float) -> str:
 def _row(line: Line) -> str:
     value = "" if line.outcome in ("renamed", "kept") else f" = {display_value(masked(line.value, line.source))}"
     targets = f"  ->  {', '.join(line.targets)}" if line.targets and line.outcome == "renamed" else ""
-    row = f"{line.source}{value}{targets}" + (f"  ({line.why})" if line.why else "")
+    row = f"{line.source}{value}{targets}" + (f"  ({line.reason})" if line.reason else "")
     return "".join(letter if letter.isprintable() else " " for letter in row)

@@ -33,7 +33,7 @@ class ProgramValue:
     text: str
     """The expression as written in the program, or a description of it."""
 
-    why: str = "computed by the program: replace it with its value"
+    reason: str = "computed by the program: replace it with its value"
     """Why there is no value, and what to do."""
 
 
@@ -43,7 +43,7 @@ def read_setting(key: str, value: Any, values: Values) -> Read:
     """
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, ProgramValue):
-            return Read(value, item.why)
+            return Read(value, item.reason)
     return read_environment(value, key)
 
 

@@ -120,7 +120,7 @@ class Writing:
 def _final(line: Line, derivable: set[str], inexpressible: set[str]) -> Line:
     """The line, marked as derived if all its paths follow from the rest, and as refused if TOML cannot express one."""
     if inexpressible.intersection(line.targets):
-        return evolve(line, outcome="refused", why="null, which TOML cannot express in this table")
+        return evolve(line, outcome="refused", reason="null, which TOML cannot express in this table")
     if line.targets and derivable.issuperset(line.targets) and line.outcome in ("kept", "renamed"):
         return evolve(line, outcome="derived")
     return line
@@ -161,19 +161,19 @@ def apply(writing: Writing, key: str, value: object, translation: Translation) -
     }
     for outcome, reason in reasons.items():
         if reason:
-            writing.note(Line(outcome=outcome, source=key, value=value, why=reason))
+            writing.note(Line(outcome=outcome, source=key, value=value, reason=reason))
             return
     written: list[str] = []
     for path, ours in translation.writes.items():
         paths, problems = writing.write(key, path, ours)
         errors = [problem for problem in problems if problem.severity == "error"]
         if errors:
-            writing.note(Line(outcome="refused", source=key, value=value, why=f"{path}: {errors[0].message}"))
+            writing.note(Line(outcome="refused", source=key, value=value, reason=f"{path}: {errors[0].message}"))
             return
         written += paths
     for path, ours in translation.cluster.items():
         if reason := writing.cluster.write(key, path, with_dollars(ours)):
-            writing.note(Line(outcome="refused", source=key, value=value, why=reason))
+            writing.note(Line(outcome="refused", source=key, value=value, reason=reason))
             return
         written.append(f"{CLUSTER_FILE}:{path}")
     written += [translation.command] if translation.command else []
@@ -183,6 +183,6 @@ def apply(writing: Writing, key: str, value: object, translation: Translation) -
             source=key,
             value=value,
             targets=tuple(written),
-            why=translation.note,
+            reason=translation.note,
         )
     )

@@ -50,7 +50,7 @@ class JobNode:
     name: str = ""
     """Name that the scheduler gave the node, if any."""
 
-    ask: Path | None = None
+    stop_file: Path | None = None
     """File whose appearance asks the run to save and stop."""
 
     @classmethod
@@ -59,7 +59,7 @@ class JobNode:
         job, restarts = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_RESTART_COUNT", "0")
         return cls(
             folder=folder,
-            ask=stop_file,
+            stop_file=stop_file,
             rank=int(environ.get("SLURM_PROCID", "0")),
             nodes=int(environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NTASKS", "1")),
             start=f"{job}-{restarts}",
@@ -84,7 +84,7 @@ class RayShare:
 
 def run_alone(command: Sequence[str], node: JobNode, environ: Mapping[str, str]) -> int:
     """Run the command on the first node; the others have nothing to do."""
-    return supervise(command, node.folder, environ, node.ask) if node.rank == 0 else 0
+    return supervise(command, node.folder, environ, node.stop_file) if node.rank == 0 else 0
 
 
 def run_on_ray(
@@ -110,7 +110,7 @@ def run_on_ray(
             _wait_until_it_listens(address, head)
             with Published(node.names, HEAD, f"{address} {scratch}"):
                 _wait_for_nodes(address, node.nodes, environ)
-                return supervise([*command, f"{address_field}={address}"], node.folder, environ, node.ask)
+                return supervise([*command, f"{address_field}={address}"], node.folder, environ, node.stop_file)
     published = wait_for(node.names, HEAD, _START_SECONDS)
     address, _, folder = published.partition(" ")
     scratch = _private_folder(Path(folder))  # Ray uses the same path as on the head

@@ -53,10 +53,12 @@ class TeacherLoss:
         carried = {name: batch.extras[name] for name in self._names if name in batch.extras}
         if len(carried) == 1:
             [(name, rows)] = carried.items()
-            return [self._whole(name, hidden, weight, layout.local(rows.values))]
+            return [self._full_divergence(name, hidden, weight, layout.local(rows.values))]
         divergence = torch.zeros(len(hidden), device=hidden.device)
         for name, (positions, states) in _states_by_teacher(carried, layout).items():
-            divergence = divergence.index_copy(0, positions, self._whole(name, hidden[positions], weight, states))
+            divergence = divergence.index_copy(
+                0, positions, self._full_divergence(name, hidden[positions], weight, states)
+            )
         return [divergence]
 
     def columns_of_logits(self, logits: Tensor, batch: TrainingBatch, layout: RowLayout) -> list[Tensor]:
@@ -100,7 +102,7 @@ class TeacherLoss:
             matrix = self._on_device[name] = self._matrices[name].to(weight.device)
         return matrix
 
-    def _whole(self, name: str, hidden: Tensor, weight: Tensor, states: Tensor) -> Tensor:
+    def _full_divergence(self, name: str, hidden: Tensor, weight: Tensor, states: Tensor) -> Tensor:
         """(n,) in nats: the divergence of whole distributions from those of a teacher with hidden states (n, H_t)."""
         teacher_weight, states = self._matrix(name, weight).to(hidden.dtype), states.to(hidden.dtype)
         beta, temperature = self._settings.beta, self._settings.temperature

@@ -183,7 +183,7 @@ def compute_logprobs(
             columns = _columns(*columns.unbind(1), *teachers.columns_of_logits(logits, batch, layout))
     joined = layout.join(columns)
     if collides:
-        return Outputs(values=batch.place(joined[:, 0]), entropy=batch.place(joined[:, 1]))
+        return Outputs(values=batch.scatter(joined[:, 0]), entropy=batch.scatter(joined[:, 1]))
     return _outputs(joined, micro, learns=learns, teachers=teachers if distills else None)
 
 
@@ -193,14 +193,14 @@ def _outputs(columns: Tensor, micro: MicroBatch, *, learns: bool, teachers: Teac
     """
     batch = micro.rows
     logprobs, *others = columns.unbind(1)
-    outputs = Outputs(values=batch.place(logprobs))
+    outputs = Outputs(values=batch.scatter(logprobs))
     if learns:
         entropy, *others = others
         outputs = _measured(outputs, logprobs, entropy, micro)
     if teachers is None:
         return outputs
     cost, numbers = teachers.cost(others)
-    return attrs.evolve(outputs, token_costs=batch.place(cost), numbers=outputs.numbers | numbers)
+    return attrs.evolve(outputs, token_costs=batch.scatter(cost), numbers=outputs.numbers | numbers)
 
 
 def _measured(outputs: Outputs, logprobs: Tensor, entropy: Tensor, micro: MicroBatch) -> Outputs:
@@ -212,7 +212,7 @@ def _measured(outputs: Outputs, logprobs: Tensor, entropy: Tensor, micro: MicroB
         numbers["rollout_train_logprobs_abs_diff"] = distance
         if batch.engines is not None:
             sums = by_engine(distance, batch.pick(batch.engines), micro.engines)
-    return attrs.evolve(outputs, entropy=batch.place(entropy), numbers=numbers, sums=sums)
+    return attrs.evolve(outputs, entropy=batch.scatter(entropy), numbers=numbers, sums=sums)
 
 
 def by_engine(distance: Tensor, engines: Tensor, numbers: Sequence[int]) -> dict[str, Tensor]:
@@ -275,7 +275,7 @@ def read_values(model: nn.Module, micro: MicroBatch, options: ForwardOptions) ->
     """
     layout = micro.layout
     values = layout.join(layout.pick(options.answer(model, layout)).float().squeeze(-1))
-    return Outputs(values=micro.rows.place(values), numbers={"critic_values": values.detach()})
+    return Outputs(values=micro.rows.scatter(values), numbers={"critic_values": values.detach()})
 
 
 @torch.no_grad()

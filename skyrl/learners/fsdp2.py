@@ -28,7 +28,7 @@ from skyrl.learners.gradients import clip, divide, is_on_experts, sum_over
 from skyrl.learners.offloading import HOST
 from skyrl.learners.ranks import EXPERT, REPLICATE, SHARD, TENSOR
 from skyrl.learners.schedule import StepSettings, make_optimizer
-from skyrl.learners.sharing import check_complete, piece_of, read_into, slots_of, whole, write_into
+from skyrl.learners.sharing import check_complete, full_tensor, piece_of, read_into, slots_of, write_into
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.models.files.naming import named_weights, tied_names
 from skyrl.models.onednn import compute_with_onednn
@@ -221,7 +221,7 @@ class Fsdp2(DataParallel):
         """Write rank 0's `weights` into the shards of every rank, one whole weight at a time."""
         with torch.no_grad():
             for name, weight in self._stored_weights():
-                write_into(weight, whole(weights.get(name), weight, self._device, self._ranks))
+                write_into(weight, full_tensor(weights.get(name), weight, self._device, self._ranks))
 
     def _fill_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Recompute buffers that are not stored, such as rotary frequencies, which are lost on the meta device."""

@@ -82,7 +82,7 @@ class RankMetrics:
     loads: Loads = ()
     """Tokens that chose each expert of a mixture of experts; add up over micro-batches and ranks."""
 
-    def beside(self, watched: Sequence[Mapping[str, Moments]], factor: float) -> RankMetrics:
+    def merged_with(self, watched: Sequence[Mapping[str, Moments]], factor: float) -> RankMetrics:
         """These metrics with the moments of rows that were only measured, each of which counts `factor` times."""
         moments = dict(self.moments)
         for part in watched:

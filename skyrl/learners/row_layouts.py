@@ -65,7 +65,7 @@ def _tokens_to_device(tokens: RoutedTokens, device: torch.device) -> RoutedToken
         tokens,
         lengths=to_device(tokens.lengths, device),
         rows=to_device(tokens.rows, device),
-        places=to_device(tokens.places, device),
+        positions=to_device(tokens.positions, device),
         replayed=None if tokens.replayed is None else to_device(tokens.replayed, device),
     )
 
@@ -167,7 +167,7 @@ def _routed(batch: TrainingBatch, place_of: Tensor, tokens: int) -> RoutedTokens
     if batch.routed_experts is not None:
         replayed = batch.routed_experts.new_full((tokens, *batch.routed_experts.shape[2:]), -1)
         replayed[positions] = batch.routed_experts[rows, columns]
-    return RoutedTokens(lengths=batch.lengths, rows=rows, places=positions, replayed=replayed)
+    return RoutedTokens(lengths=batch.lengths, rows=rows, positions=positions, replayed=replayed)
 
 
 @attrs.frozen(kw_only=True)

@@ -50,13 +50,13 @@ def local_stretch(row: RowLayout, sharing: RowSharing) -> RowLayout:
 
 def _local_tokens(row: RoutedTokens, order: Tensor, columns: Tensor, sharing: RowSharing) -> RoutedTokens:
     """The tokens of a packed row at this rank's columns (n,); `order` lists the columns of all ranks."""
-    positions = order.argsort()[row.places] - len(columns) * sharing.everyone.rank
+    positions = order.argsort()[row.positions] - len(columns) * sharing.everyone.rank
     own = (positions >= 0) & (positions < len(columns))
     replayed = row.replayed
     if replayed is not None:
         padding = replayed.new_full((len(order) - len(replayed), *replayed.shape[1:]), -1)
         replayed = torch.cat([replayed, padding])[columns]
-    return attrs.evolve(row, rows=row.rows[own], places=positions[own], replayed=replayed, group=sharing.everyone)
+    return attrs.evolve(row, rows=row.rows[own], positions=positions[own], replayed=replayed, group=sharing.everyone)
 
 
 def refuse_unshareable(
@@ -76,6 +76,6 @@ def refuse_unshareable(
     if uneven := uneven_heads(heads, sequence, ranks // tensor):
         sizes = " or ".join(map(str, uneven.nearest))
         raise ModelError(
-            f"{sequence} ranks cannot share the model's {uneven.whole} attention heads: set {field} = {sizes}, or "
+            f"{sequence} ranks cannot share the model's {uneven.total} attention heads: set {field} = {sizes}, or "
             f"{section.path_of('context_parallel_size')} = {sequence}, which needs no heads"
         )

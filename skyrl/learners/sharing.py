@@ -16,7 +16,7 @@ from skyrl.learners.ranks import TENSOR, Ranks
 from skyrl.models.parallel.expert_parallel import local_part
 
 
-def whole(tensor: Tensor | None, like: Tensor, device: torch.device, ranks: Ranks) -> Tensor:
+def full_tensor(tensor: Tensor | None, like: Tensor, device: torch.device, ranks: Ranks) -> Tensor:
     """Rank 0's `tensor` on every rank, with the shape and type of `like`, on `device`; other ranks pass None.
     Collective.
     """
@@ -52,7 +52,7 @@ def piece_of(name: str, tensor: Tensor, *, copy: int = 0) -> TensorShard | None:
     """
     if not isinstance(tensor, DTensor):
         is_first = not dist.is_initialized() or dist.get_rank() == 0
-        return TensorShard.whole(name, tensor) if copy == 0 and is_first else None
+        return TensorShard.from_full_tensor(name, tensor) if copy == 0 and is_first else None
     replicated = zip(tensor.placements, tensor.device_mesh.get_coordinate() or (), strict=True)
     is_cut = TENSOR in (tensor.device_mesh.mesh_dim_names or ())
     if any(placement.is_replicate() and coordinate for placement, coordinate in replicated) or (copy and not is_cut):

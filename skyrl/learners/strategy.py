@@ -48,7 +48,7 @@ class ModelSource:
     """The stored weights, for strategies that never have the whole model on one rank. None for a model with random
     weights, which is not stored."""
 
-    drawn: Callable[[], Mapping[str, Tensor]] = dict
+    random_weights: Callable[[], Mapping[str, Tensor]] = dict
     """The weights that `stored` does not contain, by name, in float32 on the host: adapters, and a new head."""
 
 

@@ -24,7 +24,7 @@ class Stretch:
     most: int
     """The largest n of any rank, at least 1."""
 
-    places: Tensor
+    positions: Tensor
     """(N,) int64: index of each selected token in (ranks x most,), where the values of all ranks are concatenated."""
 
     @classmethod
@@ -34,13 +34,13 @@ class Stretch:
         number = of_rank.cumsum(0).gather(1, readers.unsqueeze(1)).squeeze(1) - 1  # among those of the same rank
         most = max(int(of_rank.sum(0).max()), 1)
         own = (readers == group.rank).nonzero().squeeze(1)
-        return cls(group=group, own=own, most=most, places=readers * most + number)
+        return cls(group=group, own=own, most=most, positions=readers * most + number)
 
     def join(self, values: Tensor) -> Tensor:
         """(n, ...) of this rank's tokens -> (N, ...) of all. Collective: every rank must call it, also with n = 0."""
         padding = values.new_zeros((self.most - len(values), *values.shape[1:]))
-        return self.group.gather(torch.cat([values, padding]))[self.places]
+        return self.group.gather(torch.cat([values, padding]))[self.positions]
 
     def to(self, device: torch.device) -> Self:
         """The stretch on another device; the host does not wait for the copy."""
-        return attrs.evolve(self, own=to_device(self.own, device), places=to_device(self.places, device))
+        return attrs.evolve(self, own=to_device(self.own, device), positions=to_device(self.positions, device))

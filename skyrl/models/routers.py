@@ -39,7 +39,7 @@ class RoutedTokens:
     rows: Tensor
     """(M,) int64: the row of each token that this rank computes; a shared token has an entry for each of its rows."""
 
-    places: Tensor
+    positions: Tensor
     """(M,) int64: index of the same token among the T."""
 
     replayed: Tensor | None = None
@@ -205,7 +205,7 @@ def loads_by_rows(tokens: RoutedTokens, logits: Tensor, probabilities: Tensor, c
     entropy = -torch.special.xlogy(exact, exact).sum(1, keepdim=True)
     statistics = torch.cat([probabilities, choices, logits.logsumexp(1, keepdim=True).square(), entropy], dim=1)
     return statistics.new_zeros(len(tokens.lengths), statistics.shape[1]).index_add(
-        0, tokens.rows, statistics[tokens.places]
+        0, tokens.rows, statistics[tokens.positions]
     )
 
 

@@ -20,10 +20,10 @@ LARGEST_TO_DIVIDE = 10**12
 
 @frozen(kw_only=True)
 class Uneven:
-    """`whole` is not divisible into equal parts by `by`; `nearest` are the closest sizes below and above that work."""
+    """`total` does not divide into equal parts by `divisor`; `nearest` are the closest sizes that do."""
 
-    whole: int
-    by: int
+    total: int
+    divisor: int
     nearest: tuple[int, ...]
 
 
@@ -66,7 +66,7 @@ def uneven_ranks(ranks: int, model_parallel: int) -> Uneven | None:
     """Check that ranks form whole groups; `nearest` are numbers of ranks."""
     if ranks % model_parallel == 0:
         return None
-    return Uneven(whole=ranks, by=model_parallel, nearest=_multiples(ranks, model_parallel))
+    return Uneven(total=ranks, divisor=model_parallel, nearest=_multiples(ranks, model_parallel))
 
 
 def uneven_heads(heads: int, sharing: int, ranks: int) -> Uneven | None:
@@ -75,7 +75,7 @@ def uneven_heads(heads: int, sharing: int, ranks: int) -> Uneven | None:
     """
     if heads % sharing == 0:
         return None
-    return Uneven(whole=heads, by=sharing, nearest=nearest(sharing, divisors(gcd(heads, ranks))))
+    return Uneven(total=heads, divisor=sharing, nearest=nearest(sharing, divisors(gcd(heads, ranks))))
 
 
 def uneven_parts(sizes: Mapping[str, int], parts: int, ranks: int) -> tuple[str, Uneven] | None:
@@ -86,7 +86,7 @@ def uneven_parts(sizes: Mapping[str, int], parts: int, ranks: int) -> tuple[str,
     if uneven is None:
         return None
     fitting = divisors(gcd(ranks, *sizes.values()))
-    return uneven, Uneven(whole=sizes[uneven], by=parts, nearest=nearest(parts, fitting))
+    return uneven, Uneven(total=sizes[uneven], divisor=parts, nearest=nearest(parts, fitting))
 
 
 def uneven_batch(prompts: int, mini: int, samples: int = 1, ranks: int = 1) -> Uneven | None:
@@ -94,7 +94,7 @@ def uneven_batch(prompts: int, mini: int, samples: int = 1, ranks: int = 1) -> U
     if prompts % mini == 0:
         return None
     fitting = mini_batches_that_deal_out(prompts, samples, ranks) or divisors(prompts)
-    return Uneven(whole=prompts, by=mini, nearest=nearest(mini, fitting))
+    return Uneven(total=prompts, divisor=mini, nearest=nearest(mini, fitting))
 
 
 def uneven_mini_batch(prompts: int, mini: int, samples: int, ranks: int) -> Uneven | None:
@@ -104,14 +104,14 @@ def uneven_mini_batch(prompts: int, mini: int, samples: int, ranks: int) -> Unev
     if mini * samples % ranks == 0:
         return None
     fitting = mini_batches_that_deal_out(prompts, samples, ranks)
-    return Uneven(whole=mini * samples, by=ranks, nearest=nearest(mini, fitting))
+    return Uneven(total=mini * samples, divisor=ranks, nearest=nearest(mini, fitting))
 
 
 def uneven_micro_batch(rows: int, micro: int, also: Iterable[int] = ()) -> Uneven | None:
     """Check that a rank's rows divide into equal micro-batches; `nearest` are micro-batches that also divide `also`."""
     if rows % micro == 0:
         return None
-    return Uneven(whole=rows, by=micro, nearest=nearest(micro, divisors(gcd(rows, *also))))
+    return Uneven(total=rows, divisor=micro, nearest=nearest(micro, divisors(gcd(rows, *also))))
 
 
 def uneven_scoring(prompts: int, samples: int, ranks: int, mini: int = 1) -> Uneven | None:
@@ -121,7 +121,7 @@ def uneven_scoring(prompts: int, samples: int, ranks: int, mini: int = 1) -> Une
     if prompts * samples % ranks == 0:
         return None
     step = lcm(mini, ranks // gcd(ranks, samples))
-    return Uneven(whole=prompts * samples, by=ranks, nearest=_multiples(prompts, step))
+    return Uneven(total=prompts * samples, divisor=ranks, nearest=_multiples(prompts, step))
 
 
 def work(

@@ -52,7 +52,7 @@ def _weights(learner: LearnerRank) -> tuple[int, int]:
     """Numbers of weights on a rank, without experts and of experts. The former counts the layers and one vocabulary
     matrix, or all outer tensors if there is one stage.
     """
-    shape, tensor, layers = learner.shape, learner.how.tensor, _layers(learner)
+    shape, tensor, layers = learner.shape, learner.computing.tensor, _layers(learner)
     dense = (shape.layer_parameters - shape.layer_experts) // tensor
     outer = sum(shape.outer_tensors) if _spread(learner).stages == 1 else shape.vocabulary * shape.hidden
     return layers * dense + outer // tensor, layers * (shape.layer_experts // learner.expert_parallel)
@@ -78,7 +78,7 @@ def _stepped(learner: LearnerRank, size: int) -> int:
 
 
 def _state(learner: LearnerRank) -> Bytes:
-    size = learner.how.size
+    size = learner.computing.size
     numbers = learner.states + (1 if size < FLOAT else 0)
     adapter = _trained(learner) if learner.adapter_rank else 0
     return {
@@ -93,7 +93,7 @@ def _gradients(learner: LearnerRank) -> int:
 
 def _layer_share(learner: LearnerRank, work: Pass) -> tuple[Pass, Computing]:
     """The pass and computing of a rank's share of a layer; sequence parallelism also splits its tokens."""
-    computing = learner.how
+    computing = learner.computing
     if not _spread(learner).cuts_tokens:
         return work, computing
     return attrs.evolve(work, sharing=work.sharing * computing.tensor), attrs.evolve(computing, tensor=1)
@@ -103,7 +103,7 @@ def _scoring(learner: LearnerRank) -> Bytes:
     work, computing = _layer_share(learner, learner.scoring)
     moment: Bytes = {
         "activations": transient_bytes(learner.shape, work, computing),
-        "logits": logits_bytes(learner.shape, learner.scoring.read, learner.how, learns=False),
+        "logits": logits_bytes(learner.shape, learner.scoring.read, learner.computing, learns=False),
     }
     return added(stage_resting(learner), moment)
 
@@ -120,7 +120,7 @@ def _updates(learner: LearnerRank) -> tuple[Bytes, ...]:
     )
     outside = work.tokens * shape.hidden * (FLOAT + computing.size)  # the last norm, and the head's input
     moment = (layer_bytes(shape, work, computing) if learner.recomputes else 0) + backward_bytes(shape, work, computing)
-    logits = logits_bytes(shape, learner.update.read, learner.how, learns=True)
+    logits = logits_bytes(shape, learner.update.read, learner.computing, learns=True)
     state = added(_state(learner), {"gradients": _gradients(learner)})
     waiting = min(stages, learner.micro_batches) * kept
     return (

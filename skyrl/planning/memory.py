@@ -92,7 +92,7 @@ class LearnerRank:
     """One rank of a model that is trained or that scores."""
 
     shape: ModelShape
-    how: Computing
+    computing: Computing
     scoring: Pass
     update: Pass | None = None
     """Micro-batch of the update. None: the model only scores."""
@@ -161,7 +161,7 @@ class LearnerRank:
 
 def _gathers_in_stage_3(learner: LearnerRank) -> bool:
     """Whether DeepSpeed's stage 3 gathers shards from other ranks; a single rank computes with its own directly."""
-    return learner.zero is not None and learner.zero.stage == 3 and learner.shards > learner.how.tensor
+    return learner.zero is not None and learner.zero.stage == 3 and learner.shards > learner.computing.tensor
 
 
 def resting(learner: LearnerRank) -> Bytes:
@@ -170,13 +170,13 @@ def resting(learner: LearnerRank) -> Bytes:
     """
     trained, zero = learner.trained, learner.zero
     if zero is None or zero.stage == 0:
-        optimizer = FLOAT * learner.state_numbers // (learner.shards if zero is None else learner.how.tensor)
+        optimizer = FLOAT * learner.state_numbers // (learner.shards if zero is None else learner.computing.tensor)
         return {"parameters": _weight_bytes(learner) + learner.beside, "optimizer": optimizer}
     master = FLOAT * (trained + learner.state_numbers) // learner.shards
     parts: dict[Part, int] = {"parameters": _weight_bytes(learner) + learner.beside, "optimizer": master}
     if zero.stage == 3 and learner.update is not None:
-        parts["gradients"] = learner.how.size * trained // learner.shards
-        parts["overhead"] = zero.bucket * learner.how.size
+        parts["gradients"] = learner.computing.size * trained // learner.shards
+        parts["overhead"] = zero.bucket * learner.computing.size
     return parts
 
 
@@ -219,17 +219,17 @@ def _weight_bytes(learner: LearnerRank) -> int:
     """
     zero, weights = learner.zero, learner.weights
     if zero is None or zero.stage == 0:
-        return FLOAT * weights // (learner.shards if zero is None else learner.how.tensor)
+        return FLOAT * weights // (learner.shards if zero is None else learner.computing.tensor)
     if zero.stage < 3:
-        return learner.how.size * weights // learner.how.tensor
+        return learner.computing.size * weights // learner.computing.tensor
     copies = 2 if zero.offloads_parameters else 1  # the host keeps a second one in the compute dtype
-    gathered = (weights - _sharded(learner)) // learner.how.tensor if _gathers_in_stage_3(learner) else 0
-    return learner.how.size * (copies * weights // learner.shards + gathered)
+    gathered = (weights - _sharded(learner)) // learner.computing.tensor if _gathers_in_stage_3(learner) else 0
+    return learner.computing.size * (copies * weights // learner.shards + gathered)
 
 
 def _sharded(learner: LearnerRank) -> int:
     """Number of weights in tensors that stage 3 shards; tensors that are small after tensor parallelism stay whole."""
-    least = 0 if learner.zero is None else learner.zero.persistent * learner.how.tensor
+    least = 0 if learner.zero is None else learner.zero.persistent * learner.computing.tensor
     return learner.weights - sum(count for count in learner.shape.tensors if count <= least)
 
 
@@ -241,21 +241,21 @@ def _gathered(learner: LearnerRank, *, layers: int) -> int:
     """Bytes of weights to compute with, beside those at rest: copies in 16 bits, or gathered shards, which are the unit
     outside the layers and the given number of layers.
     """
-    zero, size, shape = learner.zero, learner.how.size, learner.shape
+    zero, size, shape = learner.zero, learner.computing.size, learner.shape
     if zero is not None and _gathers_in_stage_3(learner):
-        return size * min(_sharded(learner) // learner.how.tensor, zero.live)
+        return size * min(_sharded(learner) // learner.computing.tensor, zero.live)
     if zero is not None or learner.shards == 1:
         copied = size < FLOAT and (zero is None or zero.stage == 0)  # float32 weights, and copies to compute with
-        return size * learner.weights // learner.how.tensor if copied else 0
+        return size * learner.weights // learner.computing.tensor if copied else 0
     if learner.keeps_gathered:
         others = shape.layer_parameters - learner.gathered_layer
-        return size * (_outer(learner) + shape.inner_parameters - shape.layers * others) // learner.how.tensor
-    return size * (_outer(learner) + min(layers, shape.layers) * learner.gathered_layer) // learner.how.tensor
+        return size * (_outer(learner) + shape.inner_parameters - shape.layers * others) // learner.computing.tensor
+    return size * (_outer(learner) + min(layers, shape.layers) * learner.gathered_layer) // learner.computing.tensor
 
 
 def _saved_activations(learner: LearnerRank, work: Pass) -> int:
     """Bytes of activations of all layers that are kept for backward, without those of the layer being recomputed."""
-    shape, computing = learner.shape, learner.how
+    shape, computing = learner.shape, learner.computing
     outside = work.tokens * shape.hidden * (FLOAT + computing.size)  # the last norm, and the head's input
     if not learner.recomputes:
         return outside + shape.layers * layer_bytes(shape, work, computing)
@@ -267,7 +267,7 @@ def _saved_activations(learner: LearnerRank, work: Pass) -> int:
 def _loss_bytes(learner: LearnerRank) -> Bytes:
     """Bytes at the loss: all activations and the tables of logits are in memory."""
     assert learner.update is not None
-    work, computing = learner.update, learner.how
+    work, computing = learner.update, learner.computing
     gradients = _gradients(learner) if learner.micro_batches > 1 else 0
     return added(
         resting(learner),
@@ -283,7 +283,7 @@ def _loss_bytes(learner: LearnerRank) -> Bytes:
 def _backward_bytes(learner: LearnerRank) -> Bytes:
     """Bytes in backward: activations, the gradients of one layer, and those of the output matrix are in memory."""
     assert learner.update is not None
-    work, computing, shape = learner.update, learner.how, learner.shape
+    work, computing, shape = learner.update, learner.computing, learner.shape
     moment = layer_bytes(shape, work, computing) if learner.recomputes else 0
     overhead, gradients = _buffers(learner), _gradients(learner) if learner.micro_batches > 1 else 0
     if computing.trains_all:
@@ -301,7 +301,7 @@ def _backward_bytes(learner: LearnerRank) -> Bytes:
 
 def _optimizer_step_bytes(learner: LearnerRank) -> Bytes:
     """Bytes in the optimizer step: all gradients, the last ones unsharded, and on a GPU a copy of each shard."""
-    zero, computing = learner.zero, learner.how
+    zero, computing = learner.zero, learner.computing
     shard = FLOAT * learner.trained // (learner.shards if zero is None or zero.stage else computing.tensor)
     temporary = shard if computing.on_gpu or (zero is not None and zero.stage > 0) else 0
     parts: dict[Part, int] = {"gradients": _gradients(learner), "optimizer": temporary}
@@ -317,27 +317,27 @@ def _gradients(learner: LearnerRank) -> int:
     """Bytes of the gradients that are kept between micro-batches."""
     zero, trained = learner.zero, learner.trained
     if zero is None or zero.stage == 0:
-        return FLOAT * trained // (learner.shards if zero is None else learner.how.tensor)
+        return FLOAT * trained // (learner.shards if zero is None else learner.computing.tensor)
     match zero.stage:
         case 1:
-            return learner.how.size * trained // learner.how.tensor
+            return learner.computing.size * trained // learner.computing.tensor
         case 2:
-            return learner.how.size * trained // learner.shards
+            return learner.computing.size * trained // learner.shards
         case _:
             return 0  # they are in a permanent buffer on the GPU, counted in `_state`
 
 
 def _whole_gradients(learner: LearnerRank) -> int:
     """Bytes of unsharded gradients during backward: one layer's, and the output matrix's."""
-    shape, size = learner.shape, learner.how.size
+    shape, size = learner.shape, learner.computing.size
     head = shape.vocabulary * shape.hidden
     if learner.zero is None and learner.shards == 1:
         return FLOAT * (head if learner.micro_batches == 1 else max(max(shape.layer_tensors), head))
     layer = shape.layer_parameters
     if learner.zero is not None:
-        return size * (layer + (head if shape.tied else 0)) // learner.how.tensor
+        return size * (layer + (head if shape.tied else 0)) // learner.computing.tensor
     layer = learner.gathered_layer
-    return (size * (head + layer) + FLOAT * layer) // learner.how.tensor
+    return (size * (head + layer) + FLOAT * layer) // learner.computing.tensor
 
 
 def _buffers(learner: LearnerRank) -> int:
@@ -345,12 +345,12 @@ def _buffers(learner: LearnerRank) -> int:
     zero = learner.zero
     if zero is None or zero.stage != 2 or learner.trained == 0:
         return 0
-    return zero.bucket * learner.how.size * (2 if zero.overlaps else 1)
+    return zero.bucket * learner.computing.size * (2 if zero.overlaps else 1)
 
 
 def _scoring(learner: LearnerRank) -> Bytes:
     """Bytes while scoring computes one layer. DeepSpeed holds prefetched weights twice: as received, and assembled."""
-    work, computing, zero = learner.scoring, learner.how, learner.zero
+    work, computing, zero = learner.scoring, learner.computing, learner.zero
     sharded = _sharded(learner) // computing.tensor
     prefetched = min(sharded, zero.prefetch) if zero is not None and _gathers_in_stage_3(learner) else 0
     return added(

@@ -76,7 +76,7 @@ def _working(shape: ModelShape, rows: PassRows, stages: Stages, rates: Rates, *,
     launching = passes * rows.micro_batches * layers * rates.launches
     waiting = exchanging(evolve(shape, layers=layers), rows, sharding, rates, passes=passes)
     return (
-        rates.beside(products, launching)
+        rates.combined(products, launching)
         + waiting
         + passes * (_dispatching(shape, rows, stages, rates) * layers + _handing_on(shape, rows, stages, rates))
     )

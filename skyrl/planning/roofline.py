@@ -64,7 +64,7 @@ class Rates:
     overlaps: bool = True
     """Whether kernel launches and communication overlap with products. False if the same cores do all three."""
 
-    def beside(self, one: float, other: float) -> float:
+    def combined(self, one: float, other: float) -> float:
         """Seconds of two activities, which run concurrently if `overlaps`."""
         return max(one, other) if self.overlaps else one + other
 
@@ -126,7 +126,7 @@ def scoring_seconds(shape: ModelShape, rows: PassRows, degrees: Sharding, rates:
     """Seconds of a forward pass, during which the weights of the next layer are gathered."""
     computing = _computing(shape, rows, degrees, rates, passes=1, flops=1)
     gathering = rows.micro_batches * _gathering(shape, degrees, rates, SIXTEEN_BITS)
-    return rates.beside(computing, gathering) + exchanging(shape, rows, degrees, rates, passes=1)
+    return rates.combined(computing, gathering) + exchanging(shape, rows, degrees, rates, passes=1)
 
 
 def update_seconds(
@@ -159,13 +159,13 @@ def update_seconds(
     waiting = exchanging(shape, rows, degrees, rates, passes=2 + recomputes)
     shard = FLOAT * learned / max(1, degrees.shards)
     stepping = 2 * 4 * shard / rates.host_link if states_on_host else 7 * shard / rates.bandwidth
-    return rates.beside(computing, gathering) + waiting + steps * stepping
+    return rates.combined(computing, gathering) + waiting + steps * stepping
 
 
 def _computing(shape: ModelShape, rows: PassRows, degrees: Sharding, rates: Rates, *, passes: int, flops: int) -> float:
     """Seconds of matrix products and of launching the kernels of every micro-batch."""
     products = flops * forward_flops(shape, rows) / degrees.ranks / rates.cut(degrees.tensor).flops
-    return rates.beside(products, passes * rows.micro_batches * shape.layers * rates.launches)
+    return rates.combined(products, passes * rows.micro_batches * shape.layers * rates.launches)
 
 
 def _gathering(shape: ModelShape, degrees: Sharding, rates: Rates, size: float) -> float:

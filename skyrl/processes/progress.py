@@ -23,7 +23,7 @@ class Wait:
     number: int
     """Number among all waits of the run."""
 
-    what: str
+    target: str
     seconds: float
     """Seconds since the wait began."""
 
@@ -32,7 +32,7 @@ class Wait:
 class Span:
     """One wait that has ended, in seconds of the clock of `Progress`."""
 
-    what: str
+    target: str
     began: float
     ended: float
 
@@ -94,7 +94,7 @@ def wait_texts(waits: Iterable[Wait]) -> list[str]:
     """
     grouped: dict[str, list[Wait]] = {}
     for wait in waits:
-        process, _, call = wait.what.partition(" in ")
+        process, _, call = wait.target.partition(" in ")
         grouped.setdefault(call or process, []).append(wait)
     return [_wait_text(alike) for alike in grouped.values()]
 
@@ -102,9 +102,9 @@ def wait_texts(waits: Iterable[Wait]) -> list[str]:
 def _wait_text(alike: list[Wait]) -> str:
     longest = max(wait.seconds for wait in alike)
     if len(alike) == 1:
-        return f"{alike[0].what} (for {longest:.0f} s)"
-    process, _, call = alike[0].what.partition(" in ")
-    others = len({wait.what for wait in alike}) - 1
+        return f"{alike[0].target} (for {longest:.0f} s)"
+    process, _, call = alike[0].target.partition(" in ")
+    others = len({wait.target for wait in alike}) - 1
     who = f"{process} and {others} other{'s' if others > 1 else ''}" if others else process
     return f"{who}{call and ' in '}{call} ({len(alike)} times, for up to {longest:.0f} s)"
 

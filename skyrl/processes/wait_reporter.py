@@ -45,10 +45,10 @@ class WaitReporter:
 
     def look(self) -> None:
         """Report the open waits, if one of them has to be reported now."""
-        waits = [wait for wait in self._progress.open_waits() if wait.what != _WHOLE]
+        waits = [wait for wait in self._progress.open_waits() if wait.target != _WHOLE]
         self._remember_the_ended({wait.number: wait for wait in waits})
         new = [wait for wait in waits if wait.number not in self._reported]
-        if not any(wait.seconds >= self._patience(wait.what) for wait in new):
+        if not any(wait.seconds >= self._patience(wait.target) for wait in new):
             return
         self._reported |= {wait.number for wait in waits}
         texts, details = wait_texts(waits), self._progress.details()
@@ -58,7 +58,7 @@ class WaitReporter:
     def _remember_the_ended(self, waits: dict[int, Wait]) -> None:
         for number in self._seen.keys() - waits.keys():
             ended = self._seen[number]
-            self._longest[ended.what] = max(ended.seconds, self._longest.get(ended.what, 0.0))
+            self._longest[ended.target] = max(ended.seconds, self._longest.get(ended.target, 0.0))
             self._reported.discard(number)
         self._seen = waits
 

@@ -34,7 +34,7 @@ class ChatTurn:
     prompt: Sequence[Message]
     """Messages that the conversation began with."""
 
-    said: Sequence[Message]
+    messages: Sequence[Message]
     """Messages since then, this turn and its observations included."""
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -100,7 +100,7 @@ class WholeHistory:
         self._template, self._join = Template(tokenizer=tokenizer, arguments=template_kwargs), join
 
     def go_on(self, transcript: Transcript, turn: ChatTurn) -> Transcript:
-        ids = evolve(self._template, tools=turn.tools).history(turn.prompt, turn.said)
+        ids = evolve(self._template, tools=turn.tools).history(turn.prompt, turn.messages)
         before = transcript.input_ids
         if not self._join or ids[: len(before)] != before:
             return transcript.restarted(ids)

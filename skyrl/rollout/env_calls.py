@@ -57,7 +57,7 @@ class SamplesInFlight:
 
     def __str__(self) -> str:
         """`3 of 128 samples, 2 calls of environments, the oldest for 12 s`; empty while nothing is drawn."""
-        left, calls = self._begun - self._done, [call.begun for call in self._calls if call.begun is not None]
+        left, calls = self._begun - self._done, [call.start_time for call in self._calls if call.start_time is not None]
         if not left:
             return ""
         oldest = f"{self._clock() - min(calls):.0f} s" if calls else ""
@@ -223,13 +223,13 @@ class EnvCalls:
         """End a call whose deadline is over, or that waits for a place which it cannot get; else look again later."""
         loop = asyncio.get_running_loop()
         left = self._remaining_seconds(call, call.outages, loop.time())
-        if left <= 0 or (call.begun is None and self._workers.are_given_up):
+        if left <= 0 or (call.start_time is None and self._workers.are_given_up):
             _settle(call.outcome, None)
         else:
             call.timer = loop.call_later(left, self._look, call)
 
     def _deadline_message(self, call: _EnvCall) -> str:
-        if call.begun is not None:
+        if call.start_time is not None:
             return f"gave no answer within {self._deadline:g} s ({self._field})"
         most = self._workers.most
         return (
@@ -242,7 +242,7 @@ class EnvCalls:
         yet, until it can pass at the earliest.
         """
         assert self._deadline is not None
-        return self._deadline + (0.0 if call.begun is None else call.begun + outages.seconds(now) - now)
+        return self._deadline + (0.0 if call.start_time is None else call.start_time + outages.seconds(now) - now)
 
 
 def called_at_once(who: str, function: Callable[..., T], *args: object) -> tuple[T, float]:

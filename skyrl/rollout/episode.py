@@ -104,7 +104,7 @@ class Episode:
     async def play(self, completion: Completion) -> Trajectory:
         """Play the episode from the first completion to its end. Raises `EpisodeError` if the environment fails."""
         if self._prompt.answer_prefix:
-            completion = evolve(completion, text=self._prompt.whole(completion.text))
+            completion = evolve(completion, text=self._prompt.full_answer(completion.text))
         while True:
             self._transcript.sample(completion)
             step = await self._judge(completion)
@@ -129,7 +129,7 @@ class Episode:
             completion=completion,
             observations=step.observations,
             prompt=self._begun_with,
-            said=self._said,
+            messages=self._said,
             tools=self._tools,
         )
         before, as_sampled = self._transcript, self._transcript.copy()

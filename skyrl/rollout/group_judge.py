@@ -54,7 +54,7 @@ class GroupJudge:
     ) -> tuple[tuple[float | None, ...], Mapping[str, float]]:
         who = f"{prompt.env_class}, judging the group of prompt {prompt.id},"
         decode = self._context.tokenizer.decode
-        answers = [prompt.whole(decode(row.response_ids, skip_special_tokens=True)) for row in rows]
+        answers = [prompt.full_answer(decode(row.response_ids, skip_special_tokens=True)) for row in rows]
         extras: dict[str, Any] = {"data_source": prompt.data_source, **copied(dict(prompt.extras))}
         sampled = [Sampled(token_ids=row.response_ids, version=row.weight_versions[0]) for row in rows]
         measured: dict[str, float] = {}

@@ -88,7 +88,7 @@ class ThreadCall:
     """A call of a function, which must not raise, in a thread."""
 
     function: Callable[..., Any]
-    begun: float | None = field(default=None, init=False)
+    start_time: float | None = field(default=None, init=False)
     """Time by the event loop's clock at which a thread took it; None while it waits."""
 
     is_over: bool = field(default=False, init=False)
@@ -131,7 +131,7 @@ class Workers:
     def give_up(self, call: ThreadCall) -> None:
         """Withdraw a waiting call. A running one cannot be ended, and keeps its place until it returns."""
         with self._lock:
-            if call.begun is None:
+            if call.start_time is None:
                 self._waiting.remove(call)
             elif not call.is_over:
                 self._given_up.add(call)
@@ -201,7 +201,7 @@ class Workers:
                 return None
             self._taken += 1
             call = self._waiting.popleft()
-            call.begun = self._clock()
+            call.start_time = self._clock()
             return call
 
     def _leave(self, call: ThreadCall) -> None:

@@ -30,11 +30,11 @@ class Experiment(Protocol):
     last: LastMetrics
     """Metrics of the last step that was recorded."""
 
-    held: ExitStack[bool | None]
+    resources: ExitStack[bool | None]
     """Resources that the run holds until it ends: processes, locks, sockets."""
 
-    places: Mapping[str, str]
-    """Dotted path -> place that gave the value, such as `run.toml:14`, if known."""
+    locations: Mapping[str, str]
+    """Dotted path -> location of the value, such as `run.toml:14`, if known."""
 
     is_another_try: bool
     """Whether this command ran it before and failed."""

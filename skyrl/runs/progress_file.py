@@ -57,7 +57,7 @@ class ProgressFile:
 
     def write(self, state: str) -> None:
         """Replace the file with the current state."""
-        waits = [(wait.what, round(wait.seconds, 1)) for wait in self._progress.open_waits()]
+        waits = [(wait.target, round(wait.seconds, 1)) for wait in self._progress.open_waits()]
         text = json.dumps(
             redacted_tree(
                 {

@@ -54,7 +54,7 @@ class RunSession:
             self._shutdown,
             self._causes_named(),
             WaitReporter(self._experiment.progress, notice),
-            self._experiment.held,
+            self._experiment.resources,
         ):
             checkpoint = self._find_start()
             finished = checkpoint is not None and self._is_last(checkpoint)
@@ -83,7 +83,7 @@ class RunSession:
 
     def _find_start(self) -> Checkpoint | None:
         """Check the inputs, lock the folders, and find the checkpoint to continue from."""
-        experiment, exit_stack = self._experiment, self._experiment.held
+        experiment, exit_stack = self._experiment, self._experiment.resources
         with experiment.progress.waiting_for("data and tokenizer"):
             sandbox = experiment.check_inputs()
         for lock in self._locks:
@@ -91,7 +91,7 @@ class RunSession:
             exit_stack.callback(lock.release)
         exit_stack.callback(self._folder.samples.close)
         checkpoint = find_start(self._cfg, self._checkpoints, self._folder, restarted=experiment.is_another_try)
-        text = config_text(self._cfg, experiment.places)
+        text = config_text(self._cfg, experiment.locations)
         for lock in self._locks:
             lock.write_config(text)
             exit_stack.callback(self._free_if_empty, lock)
@@ -203,7 +203,7 @@ class RunSession:
             total_steps=experiment.total_steps,
             first_step=checkpoint.step if checkpoint else 0,
         )
-        experiment.held.enter_context(file)
+        experiment.resources.enter_context(file)
 
     def _watch_progress(self) -> None:
         """Watch for stalls until the run ends."""
@@ -230,7 +230,7 @@ class RunSession:
             on_stall=stalled,
             field=self._cfg.trainer.path_of("faults.stall_timeout_seconds"),
         )
-        experiment.held.callback(watchdog.close)
+        experiment.resources.callback(watchdog.close)
 
 
 class StepsInLogs:

@@ -119,7 +119,7 @@ def _place_in_table(problem: Problem, sweep: SweepConfig, seed_field: str) -> Pr
     ]
     for name, paths in tables:
         if any(problem.path == path or problem.path.startswith(f"{path}.") for path in paths):
-            return evolve(problem, place=f"{name} of the sweep")
+            return evolve(problem, location=f"{name} of the sweep")
     return problem
 
 

@@ -33,7 +33,7 @@ class Parting:
     recorded: bool
     """Whether both runs have recordings. Otherwise only their metrics are compared, which is less precise."""
 
-    found: tuple[Difference, ...]
+    differences: tuple[Difference, ...]
     """Differences in the first step that differs, in the order of the step's stages."""
 
     only_in_one: tuple[int, ...]
@@ -66,7 +66,7 @@ def bisect(one: Path, other: Path) -> Parting:
         code=changed_code(stored_digests(str(one)), stored_digests(str(other))),
         compared=tuple(compared),
         recorded=recorded,
-        found=result,
+        differences=result,
         only_in_one=tuple(sorted(steps_of[0] ^ steps_of[1])),
     )
 

@@ -29,7 +29,7 @@ _GRADIENT = "grad_norm"
 class Difference:
     """The first place where one quantity differs between two records."""
 
-    what: str
+    quantity: str
     """Name of the quantity, such as `rewards`, `policy loss`, `policy weights`."""
 
     where: str

@@ -134,7 +134,7 @@ def _measured(trained: PreferenceConfig, run: PreferenceConfig) -> tuple[dict[st
         return measure(scores, batch)
 
     policy.measure = measured  # type: ignore[method-assign]  # each item by itself, too
-    with policy.held, before.held, event_loop() as wait_for:
+    with policy.resources, before.resources, event_loop() as wait_for:
         if run.compares:
             policy.reference = before.reference
         evaluation = policy.get_evaluation()

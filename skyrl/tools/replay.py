@@ -108,7 +108,7 @@ class Replay:
         for step in range(start + 1, steps.stop):
             self.recording.sampled(step)  # before models are loaded
         checkpoint = self._store.load(start) if start else None
-        with self._experiment.held:
+        with self._experiment.resources:
             loop, kept = self._experiment.get_loop(Trackers([])), self._experiment.kept
             with asyncio.Runner() as runner:
                 if checkpoint is not None:

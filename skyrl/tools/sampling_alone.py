@@ -92,7 +92,7 @@ def new_warnings(composed: Composed[SkyRLTrainConfig], stored: Sequence[str]) ->
     return [
         problem
         for problem in composed.warnings
-        if has_effect(composed.config, problem.path) or not problem.place.startswith(tuple(stored))
+        if has_effect(composed.config, problem.path) or not problem.location.startswith(tuple(stored))
     ]
 
 

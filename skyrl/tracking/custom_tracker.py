@@ -46,7 +46,7 @@ class CustomTracker:
             )
 
 
-def found_tracker(name: str, field: str) -> object:
+def load_tracker(name: str, field: str) -> object:
     """The class, function or object that an import path names. Raises `ConfigError` if it cannot be a tracker."""
     try:
         target: object = import_object(name)
@@ -62,7 +62,7 @@ def custom_tracker(name: str, run: TrackedRun, field: str) -> Tracker:
 
     Raises `ConfigError` if it cannot be made, or lacks a method; `field` is the place of the import path.
     """
-    target = found_tracker(name, field)
+    target = load_tracker(name, field)
     if not callable(target):
         instance = target
     else:

@@ -39,7 +39,7 @@ class Timeline:
         spans, self._spans, self._next = self._spans, [], step + 1
         if step in self._steps and spans:
             begin = min(span.began for span in spans)
-            rounded = [[span.what, round(span.began - begin, 6), round(span.ended - begin, 6)] for span in spans]
+            rounded = [[span.target, round(span.began - begin, 6), round(span.ended - begin, 6)] for span in spans]
             self._lines.append({"step": step, "spans": rounded})
 
     def close(self) -> None:

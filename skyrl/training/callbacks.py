@@ -205,7 +205,7 @@ def callbacks_by_name(named: Sequence[str], instances: Sequence[Callback], *, fi
     """
     result: dict[str, Callback] = {}
     for name in named:
-        target = found_callback(name, field)
+        target = load_callback(name, field)
         try:
             result[name] = target() if isinstance(target, type) else target
         except Exception as error:
@@ -220,7 +220,7 @@ def callbacks_by_name(named: Sequence[str], instances: Sequence[Callback], *, fi
     return result
 
 
-def found_callback(name: str, field: str) -> type[Callback] | Callback:
+def load_callback(name: str, field: str) -> type[Callback] | Callback:
     """The class or object that an import path names. Raises `ConfigError` if it is no callback."""
     try:
         target = import_object(name)

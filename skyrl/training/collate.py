@@ -198,7 +198,7 @@ def collate_answers(
     mask = _padded([mask for _, mask in sides])
     batch = _batch(_padded([ids for ids, _ in sides]), mask, lengths, groups, sizes)
     known = [row.ref_logprobs for row in rows if row.ref_logprobs is not None]
-    return batch.with_fields(ref_logprobs=batch.place(torch.from_numpy(np.concatenate(known)))) if known else batch
+    return batch.with_fields(ref_logprobs=batch.scatter(torch.from_numpy(np.concatenate(known)))) if known else batch
 
 
 def _filling(row: PairRow | RankedRow) -> tuple[Ids, Mask]:
@@ -218,7 +218,7 @@ def collate_labelled(rows: Sequence[LabelledRow]) -> TrainingBatch:
     labels = torch.tensor([float(row.label) for row in rows])
     batch = batch.carrying(label=RowTensors(values=labels, counts=torch.ones(len(rows), dtype=torch.long)))
     known = [row.ref_logprobs for row in rows if row.ref_logprobs is not None]
-    return batch.with_fields(ref_logprobs=batch.place(torch.from_numpy(np.concatenate(known)))) if known else batch
+    return batch.with_fields(ref_logprobs=batch.scatter(torch.from_numpy(np.concatenate(known)))) if known else batch
 
 
 def mismatched(batch: TrainingBatch, longest: int) -> TrainingBatch:

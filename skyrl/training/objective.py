@@ -89,7 +89,7 @@ class PolicyObjective:
     """
 
     policy_loss: PolicyLoss
-    vanishes_without_advantage: bool = False
+    zero_at_zero_advantage: bool = False
     """Whether loss and gradient are exactly 0 at tokens whose advantage is 0."""
 
     kl_loss_coef: float = 0.0
@@ -141,7 +141,7 @@ class PolicyObjective:
         """(B,) bool: rows that the loss and its gradient depend on."""
         used = batch.loss_mask
         of_all = self.kl_loss_coef or self.wants_entropy or self.distills
-        if not of_all and self.vanishes_without_advantage:
+        if not of_all and self.zero_at_zero_advantage:
             assert batch.advantages is not None
             used = used & (batch.advantages != 0)
         return used.any(1)
@@ -208,7 +208,7 @@ def policy_objective(
     )
     facts = loss_facts(algorithm)
     return PolicyObjective(
-        vanishes_without_advantage=facts.vanishes_without_advantage,
+        zero_at_zero_advantage=facts.zero_at_zero_advantage,
         policy_loss=policy_loss(algorithm, reduction),
         kl_loss_coef=algorithm.kl_loss_coef if algorithm.use_kl_loss and not facts.learns_from_pairs else 0.0,
         kl_estimator=algorithm.kl_estimator_type,

@@ -110,7 +110,7 @@ class PeerSettings:
 class Answers:
     """The answers in (B, L) rows, from the first to the last trained token, moved to begin at column 0."""
 
-    places: Tensor
+    positions: Tensor
     """(B, W) int64: the column of the row at which each position of an answer is."""
 
     inside: Tensor
@@ -128,12 +128,12 @@ class Answers:
 
     def gather(self, values: Tensor) -> Tensor:
         """(B, L) to (B, W)."""
-        return torch.where(self.inside, values.gather(1, self.places), torch.zeros_like(values[:1, :1]))
+        return torch.where(self.inside, values.gather(1, self.positions), torch.zeros_like(values[:1, :1]))
 
     def put_back(self, values: Tensor, width: int) -> Tensor:
         """(B, W) to (B, L = `width`), 0 outside of answers."""
         rows = values.new_zeros(len(values), width)
-        return rows.scatter_add(1, self.places, torch.where(self.inside, values, 0.0))
+        return rows.scatter_add(1, self.positions, torch.where(self.inside, values, 0.0))
 
 
 @attrs.frozen(kw_only=True)

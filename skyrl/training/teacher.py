@@ -63,7 +63,7 @@ class TeacherBehindHints:
         batch = attrs.evolve(batch, extras={**rest, **taught.extras})
         if taught.teacher_logprobs is None:
             return batch
-        return batch.with_fields(teacher_logprobs=batch.place(view.pick(taught.teacher_logprobs)))
+        return batch.with_fields(teacher_logprobs=batch.scatter(view.pick(taught.teacher_logprobs)))
 
 
 def teacher_view(batch: TrainingBatch) -> TrainingBatch:

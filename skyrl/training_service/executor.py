@@ -182,7 +182,7 @@ class Executor:
             with self._store.transaction():
                 self._store.add_tick("unload", {"model": model.id})
                 self._store.run("UPDATE models SET alive = 0 WHERE id = ?", model.id)
-                request = self._store.one("SELECT id FROM requests WHERE owner = ? AND seq = ?", model.id, UNLOAD)
+                request = self._store.fetch_one("SELECT id FROM requests WHERE owner = ? AND seq = ?", model.id, UNLOAD)
                 if request is not None:
                     answer = {"model_id": model.id, "type": "unload_model"}
                     self._store.finish(request["id"], Outcome(body=json.dumps(answer).encode()))
@@ -351,7 +351,7 @@ class Executor:
                 f"path = {name[:80]!r} is no name for a checkpoint: use letters, digits, '.', '_' and '-'", param="path"
             )
         path = f"tinker://{model.id}/{kind}/{name}"
-        if not overwrite and self._store.one("SELECT 1 FROM checkpoints WHERE path = ?", path):
+        if not overwrite and self._store.fetch_one("SELECT 1 FROM checkpoints WHERE path = ?", path):
             raise RequestError(f"there is a checkpoint {path} already: choose another name, or overwrite it")
         ttl = fields.integer("ttl_seconds", None, least=SHORTEST_TTL, most=LONGEST_TTL)
         metadata = fields.mapping("user_metadata")
@@ -359,7 +359,7 @@ class Executor:
         folder = await self._saved(model.id, f"{kind}-{request.seq}", optimizer=training)
         size = sum(file.stat().st_size for file in (self.weights / folder).rglob("*") if file.is_file())
         others = "SELECT COALESCE(SUM(size), 0) AS size FROM checkpoints WHERE client = ? AND path != ?"
-        used = self._store.one(others, model.client, path)
+        used = self._store.fetch_one(others, model.client, path)
         if used is not None and used["size"] + size > self._settings.client_bytes:
             shutil.rmtree(self.weights / folder)
             raise RequestError(
@@ -397,7 +397,7 @@ class Executor:
         path = needed(fields.text("path"), "path")
         optimizer = fields.boolean("optimizer")
         check_optimizer(fields)
-        row = self._store.one("SELECT * FROM checkpoints WHERE path = ? AND client = ?", path, client)
+        row = self._store.fetch_one("SELECT * FROM checkpoints WHERE path = ? AND client = ?", path, client)
         if row is None:
             raise RequestError(f"there is no checkpoint {path[:200]}", param="path")
         if optimizer and not row["optimizer"]:

@@ -362,7 +362,7 @@ class _Posts:
         return JSONResponse({"sessions": [self._summary(row) for row in page], "next_cursor": next_cursor})
 
     def _summary(self, row: Row) -> dict[str, Any]:
-        kept = self._service.store.one(
+        kept = self._service.store.fetch_one(
             "SELECT COUNT(*) AS number, COALESCE(SUM(size), 0) AS size FROM checkpoints JOIN models "
             "ON models.id = checkpoints.model WHERE models.session = ?",
             row["id"],
@@ -527,7 +527,7 @@ class _Reads:
 
     def _client_run(self, client: str, fields: Fields) -> Row:
         run = needed(fields.text("run"), "run")
-        row = self._service.store.one("SELECT * FROM models WHERE id = ? AND client = ?", run, client)
+        row = self._service.store.fetch_one("SELECT * FROM models WHERE id = ? AND client = ?", run, client)
         if row is None:
             raise RequestError(f"there is no training run {run[:200]}", status=404)
         return row
@@ -547,7 +547,7 @@ class _Reads:
         }
 
     def _last_checkpoint(self, model: str, kind: str) -> dict[str, Any] | None:
-        row = self._service.store.one(
+        row = self._service.store.fetch_one(
             "SELECT * FROM checkpoints WHERE model = ? AND kind = ? ORDER BY created DESC LIMIT 1", model, kind
         )
         return None if row is None else _checkpoint_entry(row)

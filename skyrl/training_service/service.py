@@ -161,7 +161,7 @@ class TrainingService:
 
     def new_session(self, client: str, fields: Fields) -> str:
         """Id of a new session."""
-        row = self.store.one("SELECT COUNT(*) FROM sessions WHERE client = ? AND finished IS NULL", client)
+        row = self.store.fetch_one("SELECT COUNT(*) FROM sessions WHERE client = ? AND finished IS NULL", client)
         if row is not None and row[0] >= MOST_SESSIONS:
             raise RequestError(f"you have {MOST_SESSIONS} open sessions: close some", status=429)
         session = f"s-{secrets.token_hex(8)}"
@@ -186,7 +186,7 @@ class TrainingService:
 
     def session(self, client: str, session: str) -> Row:
         """A session, which may have ended. Raises `RequestError` with 404 for one of another client."""
-        row = self.store.one("SELECT * FROM sessions WHERE id = ? AND client = ?", session, client)
+        row = self.store.fetch_one("SELECT * FROM sessions WHERE id = ? AND client = ?", session, client)
         if row is None:
             raise RequestError(f"there is no session {session[:100]}", status=404)
         return row
@@ -229,7 +229,7 @@ class TrainingService:
         known = self._find_request(f"{model_id}:0", client, kind)
         if known is not None:
             return known
-        if self.store.one("SELECT 1 FROM models WHERE id = ?", model_id):
+        if self.store.fetch_one("SELECT 1 FROM models WHERE id = ?", model_id):
             raise RequestError(f"there was a model {model_id} already: use another model_seq_id")
         models = list(self.executor.queue)
         most = 1 if self.model.full else self.settings.max_models
@@ -336,7 +336,7 @@ class TrainingService:
 
     def sampler(self, client: str, sampler: str) -> Row:
         """A sampling session. Raises `RequestError` with 404."""
-        row = self.store.one("SELECT * FROM samplers WHERE id = ? AND client = ?", sampler, client)
+        row = self.store.fetch_one("SELECT * FROM samplers WHERE id = ? AND client = ?", sampler, client)
         if row is None:
             raise RequestError(
                 f"there is no sampling session {sampler[:200]}: it has ended, or was that of a snapshot without a "
@@ -392,14 +392,14 @@ class TrainingService:
 
     def owned(self, client: str, request_id: str) -> None:
         """Raises `RequestError` with 404 for a request of another client, and with 410 for a result that is gone."""
-        row = self.store.one("SELECT client, done, result FROM requests WHERE id = ?", request_id)
+        row = self.store.fetch_one("SELECT client, done, result FROM requests WHERE id = ?", request_id)
         if row is not None and row["client"] == client:
             if row["done"] is not None and row["result"] is None:
                 raise RequestError(f"the result of {request_id} was kept for a while and is gone", status=410)
             return
         owner, _, number = request_id.rpartition(":")
-        model = self.store.one("SELECT next_seq FROM models WHERE id = ? AND client = ?", owner, client)
-        sampler = self.store.one("SELECT 1 FROM samplers WHERE id = ? AND client = ?", owner, client)
+        model = self.store.fetch_one("SELECT next_seq FROM models WHERE id = ? AND client = ?", owner, client)
+        sampler = self.store.fetch_one("SELECT 1 FROM samplers WHERE id = ? AND client = ?", owner, client)
         if number.isdecimal() and row is None and (sampler or (model and int(number[:20]) < model["next_seq"])):
             raise RequestError(f"the result of {request_id[:200]} was kept for a while and is gone", status=410)
         raise RequestError(f"there is no request {request_id[:200]}", status=404)
@@ -410,7 +410,7 @@ class TrainingService:
         if event is not None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(event.wait(), seconds)
-        row = self.store.one("SELECT result, media, failed FROM requests WHERE id = ?", request_id)
+        row = self.store.fetch_one("SELECT result, media, failed FROM requests WHERE id = ?", request_id)
         if row is None or row["result"] is None:
             return None
         return Outcome(body=row["result"], media=row["media"], failed=bool(row["failed"]))
@@ -458,7 +458,7 @@ class TrainingService:
 
     def checkpoint(self, client: str, path: str) -> Row:
         """A checkpoint of a client. Raises `RequestError` with 404."""
-        row = self.store.one("SELECT * FROM checkpoints WHERE path = ? AND client = ?", path, client)
+        row = self.store.fetch_one("SELECT * FROM checkpoints WHERE path = ? AND client = ?", path, client)
         if row is None:
             raise RequestError(f"there is no checkpoint {path[:200]}", status=404)
         return row
@@ -481,7 +481,7 @@ class TrainingService:
             self.open_session(client, session)
             number = needed(fields.integer("model_seq_id", None, least=0, most=MOST_SEQ), "model_seq_id")
         model = f"{session}:train:{number}"
-        if self.store.one("SELECT 1 FROM models WHERE id = ?", model) or self.executor.queue.get(model):
+        if self.store.fetch_one("SELECT 1 FROM models WHERE id = ?", model) or self.executor.queue.get(model):
             raise RequestError(f"there is a training run {model} already", param="model_seq_id")
         now = time.time()
         path = f"tinker://{model}/{source['kind']}/{source['path'].rpartition('/')[2]}"
@@ -548,7 +548,7 @@ class TrainingService:
 
     def _find_request(self, request_id: str, client: str, kind: str) -> Waiting | StoredRequest | None:
         """The request of this id, if it came before. Raises `RequestError` if it asked for something else."""
-        row = self.store.one("SELECT kind, client FROM requests WHERE id = ?", request_id)
+        row = self.store.fetch_one("SELECT kind, client FROM requests WHERE id = ?", request_id)
         if row is None:
             return None
         if row["client"] != client:
@@ -603,7 +603,7 @@ class TrainingService:
     async def _draw(self, request: StoredRequest) -> None:
         try:
             async with self._slots:
-                sampler = self.store.one("SELECT * FROM samplers WHERE id = ?", request.owner)
+                sampler = self.store.fetch_one("SELECT * FROM samplers WHERE id = ?", request.owner)
                 if sampler is None:
                     raise RequestError("the sampling session has ended")
                 fields = Fields(json_object(request.body))
@@ -692,7 +692,7 @@ class TrainingService:
             if model.seconds_of_gap(time.monotonic()) > self.settings.session_seconds:
                 self._give_up_waiting(model)
         now = time.time()
-        if self.store.one("SELECT 1 FROM checkpoints WHERE expires < ?", now):
+        if self.store.fetch_one("SELECT 1 FROM checkpoints WHERE expires < ?", now):
             self.store.run("DELETE FROM checkpoints WHERE expires < ?", now)
             self._garbage = True
         self.store.forget_results(

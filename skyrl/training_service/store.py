@@ -110,7 +110,7 @@ class Store:
             os.close(self._lock)
             raise UserError(f"another training service runs in {folder}: stop it, or choose another folder") from None
         self._connection = _connect(folder)
-        self._done = self._require_row("SELECT COALESCE(MAX(done), 0) FROM requests")[0]
+        self._finished = self._require_row("SELECT COALESCE(MAX(done), 0) FROM requests")[0]
 
     def close(self) -> None:
         self._connection.close()
@@ -134,7 +134,7 @@ class Store:
         """The rows of a query."""
         return self._connection.execute(sql, values).fetchall()
 
-    def one(self, sql: str, *values: object) -> sqlite3.Row | None:
+    def fetch_one(self, sql: str, *values: object) -> sqlite3.Row | None:
         """The first row of a query."""
         row: sqlite3.Row | None = self._connection.execute(sql, values).fetchone()
         return row
@@ -174,10 +174,10 @@ class Store:
 
     def finish(self, request_id: str, outcome: Outcome, tick: int | None = None) -> None:
         """Store how a request ended, in the open transaction. The body stays as long as its tick may be replayed."""
-        self._done += 1
+        self._finished += 1
         self.run(
             "UPDATE requests SET done = ?, done_at = ?, result = ?, media = ?, failed = ?, tick = ? WHERE id = ?",
-            self._done,
+            self._finished,
             time.time(),
             outcome.body,
             outcome.media,
@@ -204,7 +204,7 @@ class Store:
     @property
     def state_tick(self) -> int:
         """The last tick that the stored state contains."""
-        row = self.one("SELECT value FROM facts WHERE name = 'state_tick'")
+        row = self.fetch_one("SELECT value FROM facts WHERE name = 'state_tick'")
         return 0 if row is None else int(row["value"])
 
     def claim(self, model: str) -> None:
@@ -262,7 +262,7 @@ class Store:
         return {row["folder"] for row in rows} | loaded
 
     def _require_row(self, sql: str, *values: object) -> sqlite3.Row:
-        row = self.one(sql, *values)
+        row = self.fetch_one(sql, *values)
         assert row is not None
         return row
 
@@ -301,7 +301,7 @@ def client_names(folder: Path) -> tuple[str, ...]:
 
 def client_of(store: Store, token: str | None) -> str | None:
     """Name of the client that a token belongs to."""
-    row = store.one("SELECT name FROM clients WHERE digest = ?", _digest(token or ""))
+    row = store.fetch_one("SELECT name FROM clients WHERE digest = ?", _digest(token or ""))
     return None if row is None else str(row["name"])
 
 

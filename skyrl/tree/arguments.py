@@ -27,19 +27,19 @@ def read_argument(argument: str, number: int) -> Assignment:
     path = argument.partition("=")[0].strip()
     if len(argument) > MOST_BYTES:
         message = f"this argument has {len(argument)} characters; the limit is {MOST_BYTES}"
-        raise ConfigError([Problem(path=cut_short(path), message=message, place=origin.place)])
+        raise ConfigError([Problem(path=cut_short(path), message=message, location=origin.location)])
     if argument.startswith("+"):
         message = "the prefix + is not supported: every field already exists, so leave it out"
         hint = f"write {argument.lstrip('+')}; to add a field, subclass the configuration class"
-        raise ConfigError([Problem(path=path, message=message, hint=hint, place=origin.place)])
+        raise ConfigError([Problem(path=path, message=message, hint=hint, location=origin.location)])
     if argument.startswith("~"):
         return _forget(argument, origin)
     if "=" not in argument:
-        raise ConfigError([Problem(path=path, message="neither a file nor path=value", place=origin.place)])
+        raise ConfigError([Problem(path=path, message="neither a file nor path=value", location=origin.location)])
     appended = re.fullmatch(rf"\s*(?P<path>{_PATH})\+=(?P<value>.*)", argument, re.DOTALL)
     match = appended or re.fullmatch(_ARGUMENT, argument, re.DOTALL)
     if not match:
-        raise ConfigError([Problem(path=path or cut_short(argument), message=_NO_PATH, place=origin.place)])
+        raise ConfigError([Problem(path=path or cut_short(argument), message=_NO_PATH, location=origin.location)])
     names = split_path(match["path"].removesuffix("+") if appended else match["path"])
     operation = "append" if appended else "set"
     if not appended:  # what is added contradicts nothing
@@ -71,7 +71,7 @@ def _forget(argument: str, origin: Origin) -> Assignment:
     path = argument.removeprefix("~").strip()
     if not re.fullmatch(_PATH, path):
         hint = "~path resets a field to its default and takes no value: ~trainer.epochs"
-        raise ConfigError([Problem(path=argument, message=_NO_PATH, hint=hint, place=origin.place)])
+        raise ConfigError([Problem(path=argument, message=_NO_PATH, hint=hint, location=origin.location)])
     return Assignment(path=split_path(path), value=None, origin=origin, operation="forget")
 
 

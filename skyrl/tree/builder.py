@@ -105,7 +105,7 @@ class ReadContext:
         if match[1] not in self.environ:
             message, hint = f"{value}: this environment variable is not set", f"export {match[1]}=..."
             raise MissingVariable([Problem(path="", message=message, hint=hint)])
-        origin = Origin(kind="environment", where=match[1], asked_by=assignment.origin)
+        origin = Origin(kind="environment", where=match[1], requested_by=assignment.origin)
         return evolve(assignment, value=self.environ[match[1]], origin=origin, is_text=True)
 
 
@@ -252,7 +252,9 @@ class TreeBuilder(Generic[T]):
         """
         self._values += count_values(assignment.value, MOST_VALUES)
         if self._values > MOST_VALUES:
-            problem = Problem(path=dotted(assignment.path), message=TOO_MANY_VALUES, place=assignment.origin.place)
+            problem = Problem(
+                path=dotted(assignment.path), message=TOO_MANY_VALUES, location=assignment.origin.location
+            )
             raise ConfigError([problem], title="This configuration cannot be used")
         self._put(assignment)
 
@@ -289,7 +291,7 @@ class TreeBuilder(Generic[T]):
         path = cut_short(dotted(assignment.path))
         self.broken.add(path)
         for problem in problems_of(error):
-            self.problems.append(evolve(problem, path=path, place=assignment.origin.place))
+            self.problems.append(evolve(problem, path=path, location=assignment.origin.location))
 
     def _assign(self, table: Table, depth: int, assignment: Assignment) -> None:
         """Descend to the table or field that the path names; its first `depth` names led to `table`."""
@@ -303,8 +305,8 @@ class TreeBuilder(Generic[T]):
             table.become(assignment.value, may_import=self._context.follows(assignment.origin))
             if table.unread:
                 message = f"not checked: {display_value(table.unread)} is not imported, so its fields are unknown"
-                location = assignment.origin.place
-                self.problems.append(Problem(path=dotted(path), message=message, place=location, severity="warning"))
+                location = assignment.origin.location
+                self.problems.append(Problem(path=dotted(path), message=message, location=location, severity="warning"))
         elif attribute is None and table.unread:
             pass  # a field of the class that is not imported, or a mistake
         elif attribute is None:
@@ -383,7 +385,7 @@ class TreeBuilder(Generic[T]):
         except ConfigError as error:
             self.broken.add(dotted(assignment.path))
             self.problems += [
-                evolve(problem, place=problem.place or assignment.origin.place) for problem in error.problems
+                evolve(problem, location=problem.location or assignment.origin.location) for problem in error.problems
             ]
             return
         self.assign_all(result.below(assignment.path) for result in assignments)
@@ -394,7 +396,7 @@ class TreeBuilder(Generic[T]):
         table.is_forgotten = True
         self._kept.pop(assignment.path, None)
         self._history.forget_inside(assignment.path)
-        back = Origin(kind="default", where=assignment.origin.place)
+        back = Origin(kind="default", where=assignment.origin.location)
         self._history.begin(assignment.path, back, getattr(table.base, attribute.name))
 
     def _set(self, table: Table, attribute: attrs.Attribute[Any], assignment: Assignment) -> None:
@@ -515,7 +517,7 @@ class TreeBuilder(Generic[T]):
             self.broken.add(dotted(path))
             for problem in problems_of(error):
                 full_path = ".".join(filter(None, (dotted(path), problem.path)))
-                self.problems.append(evolve(problem, path=full_path, place=place_of(full_path, self.origins)))
+                self.problems.append(evolve(problem, path=full_path, location=place_of(full_path, self.origins)))
             return table.base
 
     def _instance(self, cls: type[Any], path: Path, default: object) -> Any:
@@ -666,7 +668,7 @@ class History:
         or the arguments.
         """
         for path, chain in self._chains.items():
-            layers = [(item.asked_by or item, item.value) for item in chain] if len(chain) > 1 else []
+            layers = [(item.requested_by or item, item.value) for item in chain] if len(chain) > 1 else []
             inside = f"{path}."  # an item of the list at this path, which is no other name of it
             by_name = {
                 (layer.source, layer.path): (layer, value)
@@ -678,4 +680,6 @@ class History:
                     (old, former), (new, latter) = (one, other) if dotted(other[0].path) == path else (other, one)
                     both = f"{display_value(former)} contradicts {dotted(new.path)} = {display_value(latter)}"
                     message = f"{both}: both names are the same field"
-                    yield Problem(path=dotted(old.path), message=message, hint=f"keep only {path}", place=old.place)
+                    yield Problem(
+                        path=dotted(old.path), message=message, hint=f"keep only {path}", location=old.location
+                    )

@@ -88,7 +88,7 @@ class _Reading:
         assignment = _read_file(name)
         if not (isinstance(assignment.value, Mapping) and EXTENDS in assignment.value):
             return [assignment]
-        location = assignment.origin.at(EXTENDS).place
+        location = assignment.origin.at(EXTENDS).location
         if is_stored_form(assignment.value):
             raise _refused(f"a stored configuration cannot have {EXTENDS}: this file was edited", location)
         own = {key: value for key, value in assignment.value.items() if key != EXTENDS}
@@ -112,7 +112,7 @@ class _Reading:
         try:
             assignments = self.read(target, chain)
         except ConfigError as error:  # a missing file, for one, has no place of its own
-            problems = [evolve(problem, place=problem.place or location) for problem in error.problems]
+            problems = [evolve(problem, location=problem.location or location) for problem in error.problems]
             raise ConfigError(problems, title=error.title) from None
         self._done.add(identity)
         return assignments
@@ -142,7 +142,7 @@ def _identity(name: str) -> str:
 
 
 def _refused(message: str, location: str) -> ConfigError:
-    return ConfigError([Problem(path=EXTENDS, message=message, place=location)], title=UNREADABLE)
+    return ConfigError([Problem(path=EXTENDS, message=message, location=location)], title=UNREADABLE)
 
 
 def _read_file(name: str) -> Assignment:

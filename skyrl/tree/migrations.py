@@ -21,12 +21,12 @@ class Migration:
 
     old: str
     new: str | None = None
-    """Path of the value today. None: removed, for the reason in `why`."""
+    """Path of the value today. None: removed, for the reason in `reason`."""
 
     since: str = ""
     """When the old name was retired, in words."""
 
-    why: str = ""
+    reason: str = ""
     """Reason of the removal, or a replacement."""
 
     convert: Callable[[Any], Any] | None = None
@@ -39,7 +39,7 @@ class Migration:
     """Whether another system has the field, and this version does not implement it."""
 
     needless: bool = False
-    """Whether every value may be dropped with a warning, for the reason in `why`."""
+    """Whether every value may be dropped with a warning, for the reason in `reason`."""
 
 
 Followed = tuple[tuple[Assignment, ...], tuple[Problem, ...]]
@@ -62,18 +62,18 @@ def follow(migrations: Sequence[Migration], assignment: Assignment) -> Followed 
     if (migration.convert or migration.harmless) and assignment.is_text:
         value = parse(value, Any)
     if migration.needless:
-        return (), (_warning(assignment, f"ignored: no such field{since}", migration.why),)
+        return (), (_warning(assignment, f"ignored: no such field{since}", migration.reason),)
     if any(type(value) is type(item) and value == item for item in migration.harmless):
         message = f"ignored: no such field{since}, and {display_value(value)} would change nothing"
-        return (), (_warning(assignment, message, migration.why),)
+        return (), (_warning(assignment, message, migration.reason),)
     if (target := current_path(migrations, assignment.path)) is not None:
         moved = evolve(assignment, path=target)
         if migration.convert:
             moved = evolve(moved, value=migration.convert(value), is_text=False)
-        warning = _warning(assignment, f"is called {dotted(target)} in skyrl{since}", migration.why)
+        warning = _warning(assignment, f"is called {dotted(target)} in skyrl{since}", migration.reason)
         return (moved,), (warning,)
     code: ProblemCode = "not implemented" if migration.is_later else "removed field"
-    raise ConfigError([Problem(path="", message=f"no such field{since}", hint=migration.why, code=code)])
+    raise ConfigError([Problem(path="", message=f"no such field{since}", hint=migration.reason, code=code)])
 
 
 def current_path(migrations: Iterable[Migration], path: Path) -> Path | None:
@@ -91,8 +91,8 @@ def _innermost(migrations: Iterable[Migration], path: Path) -> Migration | None:
 
 
 def _warning(assignment: Assignment, message: str, hint: str) -> Problem:
-    path, location = dotted(assignment.path), assignment.origin.place
-    return Problem(path=path, message=message, hint=hint, place=location, severity="warning")
+    path, location = dotted(assignment.path), assignment.origin.location
+    return Problem(path=path, message=message, hint=hint, location=location, severity="warning")
 
 
 def _split(path: str) -> Path:

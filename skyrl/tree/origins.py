@@ -50,7 +50,7 @@ class KeyLines:
 
 @frozen(kw_only=True)
 class Origin:
-    """A place that gave a value; `place` is its form in messages."""
+    """A place that gave a value; `location` is its form in messages."""
 
     kind: Literal["default", "preset", "file", "argument", "environment", "python", "rule"]
     where: str = ""
@@ -64,7 +64,7 @@ class Origin:
     lines: KeyLines | None = field(default=None, eq=False, repr=False)
     """Lines of the file's keys."""
 
-    asked_by: Origin | None = None
+    requested_by: Origin | None = None
     """Place of the reference `env:NAME`, for an environment variable."""
 
     is_stored: bool = False
@@ -81,7 +81,7 @@ class Origin:
             where=self.where,
             path=path,
             lines=self.lines,
-            asked_by=self.asked_by,
+            requested_by=self.requested_by,
             is_stored=self.is_stored,
         )
 
@@ -93,7 +93,7 @@ class Origin:
             reads=self.reads,
             path=self.path,
             lines=self.lines,
-            asked_by=self.asked_by,
+            requested_by=self.requested_by,
             is_stored=self.is_stored,
             value=value,
         )
@@ -101,11 +101,11 @@ class Origin:
     @property
     def source(self) -> tuple[str, str]:
         """The layer of the origin: a file or preset by name; all arguments form one layer, as do values from Python."""
-        layer = self.asked_by or self
+        layer = self.requested_by or self
         return layer.kind, layer.where if layer.kind in ("file", "preset") else ""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """`run.toml:14`, `argument 2`, `derived by <rule>`; empty for a default. Lines are looked up only here."""
         match self.kind:
             case "default":
@@ -113,7 +113,7 @@ class Origin:
             case "preset":
                 return f"preset {self.where}"
             case "environment":
-                return f"{self.asked_by.place if self.asked_by else ''} (env:{self.where})".strip()
+                return f"{self.requested_by.location if self.requested_by else ''} (env:{self.where})".strip()
             case "file":
                 line = self.lines.line_of(self.path) if self.lines else None
                 return f"{self.where}:{line}" if line else self.where
@@ -156,13 +156,13 @@ class Assignment:
 def place_of(path: str, origins: Origins) -> str:
     """Place where the value at `path` was written, or else a value inside it, or else a table around it."""
     if path in origins:
-        return origins[path][-1].place
+        return origins[path][-1].location
     for known, chain in origins.items():
         if known.startswith(path + "."):
-            return chain[-1].place
+            return chain[-1].location
     while path := path.rpartition(".")[0]:
         if path in origins:
-            return origins[path][-1].place
+            return origins[path][-1].location
     return ""
 
 

@@ -331,7 +331,8 @@ def find_problems(config: T, checks: Iterable[Check[T]], origins: Origins, broke
         problems = list(check(watched))
         if not touches(reads, out_of_use):
             all_problems += [
-                attrs.evolve(problem, place=problem.place or place_of(problem.path, origins)) for problem in problems
+                attrs.evolve(problem, location=problem.location or place_of(problem.path, origins))
+                for problem in problems
             ]
     return all_problems
 

@@ -14,7 +14,7 @@ from skyrl.tree.dump import stored_value
 from skyrl.tree.files import EXTENDS
 from skyrl.tree.masking import REFERENCE
 from skyrl.tree.types import Secret, bare, is_mapping, is_union, item_kind, list_arm, takes_one_text, unit_of
-from skyrl.tree.validators import bounds_of, wanted_by
+from skyrl.tree.validators import bounds_of, requirement_of
 
 _ENVIRONMENT = "FromEnvironment"
 _REFERENCE = {
@@ -57,7 +57,7 @@ def _define(table: object, definitions: dict[str, Any]) -> None:
     docs, defaults, properties = docs_of(cls), cls(), {}
     for name, attribute in fields_of(cls).items():
         described = _field_schema(attribute, getattr(table, name), definitions)
-        allowed = wanted_by(attribute.validator)
+        allowed = requirement_of(attribute.validator)
         rule = f"Not {allowed}." if allowed.startswith("allowed ") else f"Allowed: {allowed}." if allowed else ""
         sentences = [docs.get(name), rule]
         described["description"] = " ".join(filter(None, sentences))

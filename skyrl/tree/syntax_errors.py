@@ -23,7 +23,7 @@ def malformed(name: str, language: str, reason: str, *position: int, text: str =
     location = ":".join([name, *map(str, position)])
     hint = shown_error(language, text, position[0], position[1], reason) if text and len(position) == 2 else ""
     problem = Problem(
-        path=name, message=f"not valid {language}: {reason[:1].lower()}{reason[1:]}", hint=hint, place=location
+        path=name, message=f"not valid {language}: {reason[:1].lower()}{reason[1:]}", hint=hint, location=location
     )
     return ConfigError([problem], title=UNREADABLE)
 

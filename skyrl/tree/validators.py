@@ -36,7 +36,7 @@ def rule_of_one_field(holds: Callable[[Any], bool], requirement: str, **bounds: 
 _SAID: dict[Any, tuple[str, dict[str, float]]] = {}
 
 
-def wanted_by(validator: object) -> str:
+def requirement_of(validator: object) -> str:
     """The validator's description of what it allows; empty for a validator from elsewhere, or for None."""
     return _SAID[validator][0] if validator in _SAID else ""
 

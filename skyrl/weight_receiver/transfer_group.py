@@ -208,7 +208,7 @@ class Requests:
         self._store, self._timeout = store, timeout
         self._receivers, self._number = tuple(receivers), 0
 
-    def ask(self, kind: str, content: Mapping[str, Any]) -> None:
+    def send(self, kind: str, content: Mapping[str, Any]) -> None:
         """Send a request and wait until every receiver has executed it. Raises `WeightSyncError` if one cannot, or does
         not answer.
         """

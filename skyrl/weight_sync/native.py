@@ -88,24 +88,24 @@ class _Workers:
         """Digests of the tensors that were sent, still on their device."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._requests.ask("init", init_info)
+        self._requests.send("init", init_info)
 
     def start_weight_update(self) -> None:
-        self._requests.ask("start", {})
+        self._requests.send("start", {})
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         handles = update_info.pop("ipc_handles", None)
         if handles is not None:
             update_info["ipc_handles"] = {gpu: plain_handle(arguments) for gpu, arguments in handles.items()}
             del update_info["ipc_handles_pickled"]
-        self._requests.ask("update", update_info)
+        self._requests.send("update", update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._requests.ask("compare", {"digests": self.digests.in_hex()})
-        self._requests.ask("finish", {})
+        self._requests.send("compare", {"digests": self.digests.in_hex()})
+        self._requests.send("finish", {})
 
     def end(self) -> None:
-        self._requests.ask(END, {})
+        self._requests.send(END, {})
 
 
 def _source(infos: Sequence[WeightInfo], weights: Weights, digests: Digests) -> object:

@@ -67,11 +67,11 @@ class UpdateGroupSender:
                         "dtypes": [info.dtype for info in infos],
                         "shapes": [list(info.shape) for info in infos],
                     }
-                    taking = asking.submit(requests.ask, "update", content)
+                    taking = asking.submit(requests.send, "update", content)
                     for tensor in bucket.values():
                         _until(dist.broadcast(tensor, src=0, group=group, async_op=True), taking)
                     taking.result()
-                requests.ask(END, {})
+                requests.send(END, {})
 
     @contextmanager
     def _led(self, size: int, asking: ThreadPoolExecutor, requests: Requests) -> Iterator[dist.ProcessGroup]:
@@ -81,7 +81,7 @@ class UpdateGroupSender:
         store = TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=patience)
         name = self.group.name
         where = {"master_address": host, "master_port": port, "world_size": size, "backend": self.backend}
-        coming = asking.submit(requests.ask, "init", {**where, "group_name": name})
+        coming = asking.submit(requests.send, "init", {**where, "group_name": name})
         making = _run_in_background(lambda: _group(self.backend, store, name, size, patience))
         futures: list[Future[Any]] = [coming, making]
         wait(futures, return_when=FIRST_EXCEPTION)

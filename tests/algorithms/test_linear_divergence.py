@@ -46,7 +46,7 @@ def dense(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
     return kl(p, q) if beta == 1 else beta * kl(q, m) + (1 - beta) * kl(p, m)
 
 
-def wanted_of(beta: float, temperature: float, slopes: Tensor, padding: int = 0) -> list[Tensor]:
+def expected_of(beta: float, temperature: float, slopes: Tensor, padding: int = 0) -> list[Tensor]:
     hidden, weight, states, matrix = problem(padding)
     divergence = dense(hidden @ weight[:VOCABULARY].T / temperature, states @ matrix.T / temperature, beta)
     return [divergence.float(), *torch.autograd.grad(divergence, (hidden, weight), slopes.double())]
@@ -61,7 +61,7 @@ def test_values_and_gradients_are_those_of_the_whole_tables(beta: float, tempera
     hidden, weight, states, matrix = problem(padding)
     divergence = linear_divergence(hidden, weight, states, matrix, beta=beta, temperature=temperature)
     ours = [divergence, *torch.autograd.grad(divergence, (hidden, weight), slopes)]
-    for actual, expected in zip(ours, wanted_of(beta, temperature, slopes, padding), strict=True):
+    for actual, expected in zip(ours, expected_of(beta, temperature, slopes, padding), strict=True):
         torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-5)
     assert divergence.dtype == torch.float32 and (divergence > 0.01).all()
 
@@ -146,7 +146,7 @@ def test_two_parts_of_the_vocabulary_give_the_numbers_and_gradients_of_the_whole
 
     with ThreadPoolExecutor(2) as ranks:
         ends = list(ranks.map(rank, (0, 51), (51, VOCABULARY)))
-    expected = wanted_of(beta, 2.0, slopes)
+    expected = expected_of(beta, 2.0, slopes)
     torch.testing.assert_close(torch.cat([ends[0][2], ends[1][2]]), expected[2], atol=1e-6, rtol=1e-5)
     for of_rows, of_hidden, _ in ends:
         torch.testing.assert_close(of_rows, expected[0], atol=1e-6, rtol=1e-5)

@@ -182,7 +182,7 @@ def test_rows_without_advantage_are_left_out_only_where_the_loss_is_known_to_van
     rows = batch_of({"token_level_rewards": [[0.0], [0.0]], "response_mask": [[1], [1]]})
     rows = rows.with_fields(advantages=torch.tensor([[1.0], [0.0]]))
     assert len(PolicyObjective(policy_loss=own).weigh(rows)) == 2
-    assert len(PolicyObjective(policy_loss=own, vanishes_without_advantage=True).weigh(rows)) == 1
+    assert len(PolicyObjective(policy_loss=own, zero_at_zero_advantage=True).weigh(rows)) == 1
     assert len(policy_objective(AlgorithmConfig(use_kl_loss=False)).weigh(rows)) == 1
 
 

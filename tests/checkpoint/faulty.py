@@ -25,7 +25,7 @@ def checkpoint(step: int, **metrics: float) -> Checkpoint:
     )
 
 
-def is_the_checkpoint_of(loaded: Checkpoint | None, step: int) -> bool:
+def equals_checkpoint(loaded: Checkpoint | None, step: int) -> bool:
     """Down to the last number?"""
     expected = checkpoint(step)
     return (

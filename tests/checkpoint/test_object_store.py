@@ -12,7 +12,7 @@ from skyrl.checkpoint.store import CheckpointStore
 from skyrl.errors import ResumeError, RunError, UserError
 from skyrl.installation import install_command
 from skyrl.storage.bucket import may_pass, patiently
-from tests.checkpoint.faulty import checkpoint, is_the_checkpoint_of
+from tests.checkpoint.faulty import checkpoint, equals_checkpoint
 from tests.checkpoint.object_store import BUCKET, ObjectStore
 
 pytestmark = pytest.mark.xdist_group("s3")
@@ -47,7 +47,7 @@ def save_and_lose_none(run: int, count: int) -> int:
         visible += store.steps()[-1] == step
     assert store.steps() == [count - 2, count - 1, count]
     assert [store.verify(step) for step in store.steps()] == [[]] * 3
-    assert is_the_checkpoint_of(CheckpointStore(store.folder).latest(), count)
+    assert equals_checkpoint(CheckpointStore(store.folder).latest(), count)
     return visible
 
 
@@ -56,7 +56,7 @@ def test_a_checkpoint_without_its_manifest_is_an_upload_that_never_ended(server:
     for step in (1, 2):
         store.save(checkpoint(step))
     store.storage.remove("global_step_2/manifest.json")
-    assert is_the_checkpoint_of(store.latest(), 1)
+    assert equals_checkpoint(store.latest(), 1)
     store.save(checkpoint(3))
     assert store.storage.names() == ["global_step_1", "global_step_3"]
 

@@ -15,7 +15,7 @@ from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.storage.disk import Disk
-from tests.checkpoint.faulty import checkpoint, is_the_checkpoint_of
+from tests.checkpoint.faulty import checkpoint, equals_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_checkpoint_that_fills_the_disk_to_the_last_byte_is_saved(
 ) -> None:
     monkeypatch.setattr(Disk, "room", lambda self: 82)
     CheckpointStore(tmp_path).save(checkpoint(3))
-    assert is_the_checkpoint_of(CheckpointStore(tmp_path).latest(), 3)
+    assert equals_checkpoint(CheckpointStore(tmp_path).latest(), 3)
 
 
 def test_a_model_of_one_rank_and_a_name_in_any_script_are_read_as_they_were_written(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from skyrl.storage.disk import Disk
 
 
 def test_a_tensor_is_read_from_any_start_to_its_end(tmp_path: Path) -> None:
-    shard = TensorShard.whole("w", torch.arange(6.0).view(2, 3))
+    shard = TensorShard.from_full_tensor("w", torch.arange(6.0).view(2, 3))
     name = write_shards([shard], Disk(tmp_path), "a", "w.safetensors").name
     tensors = StoredTensors(Disk(tmp_path), "a", (name,))
     assert tensors.read("w", 4).tolist() == [4.0, 5.0]
@@ -34,7 +34,7 @@ def test_a_piece_that_reaches_beyond_its_tensor_is_refused_though_the_others_hol
 
 @pytest.mark.parametrize("length", range(1, 9))
 def test_the_numbers_of_a_file_begin_at_a_multiple_of_eight_bytes(tmp_path: Path, length: int) -> None:
-    write_shards([TensorShard.whole("w" * length, torch.ones(1))], Disk(tmp_path), "a", "file")
+    write_shards([TensorShard.from_full_tensor("w" * length, torch.ones(1))], Disk(tmp_path), "a", "file")
     content = (tmp_path / "a" / "file").read_bytes()
     header = int.from_bytes(content[:8], "little")
     assert header % 8 == 0
@@ -51,7 +51,7 @@ def test_a_copy_of_a_piece_is_flat_and_unaffected_by_later_changes() -> None:
 
 def test_tensors_in_an_object_store_travel_as_addresses_and_are_read_at_the_other_end(tmp_path: Path) -> None:
     storage = CheckpointStore(f"memory://{tmp_path}").storage
-    name = write_shards([TensorShard.whole("w", torch.ones(2))], storage, "a", "w.safetensors").name
+    name = write_shards([TensorShard.from_full_tensor("w", torch.ones(2))], storage, "a", "w.safetensors").name
     tensors = StoredTensors(storage, "a", (name,))
     assert tensors["w"].tolist() == [1.0, 1.0]  # an index and a connection are there now
     unpickled = pickle.loads(pickle.dumps(tensors))

@@ -20,14 +20,16 @@ TEXT = 'a = "x"\n[trainer]\nepochs = False  # ' + "and a remark that makes the l
 CASES: dict[str, ConfigError] = {
     "several": ConfigError(
         [
-            Problem(path="trainer.policy.optimizer_config.lr", message="'fast' is not a number", place="run.toml:14"),
+            Problem(
+                path="trainer.policy.optimizer_config.lr", message="'fast' is not a number", location="run.toml:14"
+            ),
             Problem(
                 path="trainer.policy_mini_batch_size",
                 message="300 prompts do not divide trainer.train_batch_size = 1024, so the last step would be smaller",
                 hint="nearest divisors: 256 and 512\nor leave it out",
-                place="command line, argument 2",
+                location="command line, argument 2",
             ),
-            Problem(path="", message="a problem without a path", place="argument 1"),
+            Problem(path="", message="a problem without a path", location="argument 1"),
             Problem(path="data.train_data", message="there is no file " + "a/very/long/folder" * 5 + "/train.jsonl"),
         ]
     ),
@@ -37,7 +39,7 @@ CASES: dict[str, ConfigError] = {
         "Warnings",
     ),
     "one": ConfigError([Problem(path="trainer.epoch", message="no such field; did you mean trainer.epochs?")]),
-    "control": ConfigError([Problem(path="a\x1b[31m", message="b\x07 " * 40, hint="c\x1b]0;title", place="d\x1b")]),
+    "control": ConfigError([Problem(path="a\x1b[31m", message="b\x07 " * 40, hint="c\x1b]0;title", location="d\x1b")]),
     "none": ConfigError([], "Nothing to do"),
 }
 
@@ -75,8 +77,8 @@ def test_problems_fit_the_terminal_and_keep_every_word_and_place(
         str(error).replace("(", " ").replace(")", " ").split()
     )
     for problem in error.problems:
-        if problem.place.isprintable() and problem.place:
-            assert any(problem.place in line for line in lines)
+        if problem.location.isprintable() and problem.location:
+            assert any(problem.location in line for line in lines)
 
 
 def test_a_table_that_fits_is_the_plain_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def test_problems_have_the_place_of_what_they_are_about() -> None:
     words = [f"{path}={value}" for path, value in RUNNABLE.items()]
     with pytest.raises(ConfigError) as caught:
         compose([], [*words, "trainer.policy_mini_batch_size=300", "generator.max_input_length=3"])
-    assert [(problem.path, problem.place) for problem in caught.value.problems] == [
+    assert [(problem.path, problem.location) for problem in caught.value.problems] == [
         ("trainer.policy_mini_batch_size", "argument 4"),
         ("generator.max_input_length", "argument 5"),
     ]

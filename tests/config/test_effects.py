@@ -123,7 +123,7 @@ def told(path: str, values: dict[str, Any]) -> list[Problem]:
 def test_a_written_value_that_does_nothing_is_told(effect: Effect) -> None:
     leaf = leaf_in(effect.path)
     [problem] = told(effect.path, {leaf: OTHERS[leaf]} | OFF.get(effect.path, {}))
-    assert (problem.severity, problem.place.rpartition(":")[0]) == ("warning", __file__)
+    assert (problem.severity, problem.location.rpartition(":")[0]) == ("warning", __file__)
     assert problem.message == f"has no effect in this run: it acts only when {effect.condition.words}"
 
 

@@ -32,8 +32,8 @@ def test_a_derived_value_is_traced_to_what_was_written() -> None:
     explanation = explained("trainer.algorithm.temperature", "generator.sampling_params.temperature=0.7")
     assert (explanation.value, explanation.type) == (0.7, "a number or null")
     default, rule = explanation.chain
-    assert (default.place, default.value) == ("default", None)
-    assert rule.place == "derived by learner_temperature_follows_sampling"
+    assert (default.location, default.value) == ("default", None)
+    assert rule.location == "derived by learner_temperature_follows_sampling"
     assert rule.reads == (("generator.sampling_params.temperature", 0.7, "argument 1"),)
     assert rule.because == "Log-probabilities are only comparable at the temperature the tokens were drawn at."
 
@@ -41,7 +41,7 @@ def test_a_derived_value_is_traced_to_what_was_written() -> None:
 def test_every_shadowed_value_is_in_the_chain(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("[trainer]\nepochs = 2")
     explanation = explained("trainer.epochs", "trainer.epochs=3", files=[tmp_path / "a.toml"])
-    assert [(step.place, step.value) for step in explanation.chain] == [
+    assert [(step.location, step.value) for step in explanation.chain] == [
         ("default", 1),
         (f"{tmp_path}/a.toml:2", 2),
         ("argument 1", 3),
@@ -134,17 +134,17 @@ def test_the_estimators_and_losses_that_read_a_field_are_named(field: str, when:
 
 def test_a_key_of_a_free_form_table_is_explained() -> None:
     explanation = explained("generator.chat_template_kwargs.thinking", "generator.chat_template_kwargs.thinking=true")
-    assert (explanation.value, [step.place for step in explanation.chain]) == (True, ["default", "argument 1"])
+    assert (explanation.value, [step.location for step in explanation.chain]) == (True, ["default", "argument 1"])
 
 
 def test_a_leaf_of_a_table_that_is_null_by_default_says_where_its_value_came_from() -> None:
     table = "generator.eval_sampling_params"
     derived = explained(f"{table}.temperature", f"{table}.top_p=0.95")
-    assert [(step.place, step.value) for step in derived.chain] == [
+    assert [(step.location, step.value) for step in derived.chain] == [
         ("default of SamplingParams", 1.0), ("derived by evaluation_is_greedy", 0.0),
     ]  # fmt: skip
     left_alone = explained(f"{table}.top_k", f"{table}.top_p=0.95")
-    assert [(step.place, step.value) for step in left_alone.chain] == [("default of SamplingParams", -1)]
+    assert [(step.location, step.value) for step in left_alone.chain] == [("default of SamplingParams", -1)]
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_later_files_and_then_arguments_win(tmp_path: Path) -> None:
     ]
     loaded = load(files, ["trainer.epochs=3"])
     assert (loaded.config.trainer.epochs, loaded.config.trainer.seed, loaded.config.trainer.run_name) == (3, 2, "a")
-    assert [origin.place for origin in loaded.origins["trainer.epochs"]] == [
+    assert [origin.location for origin in loaded.origins["trainer.epochs"]] == [
         f"{files[0]}:2",
         f"{files[1]}:2",
         "argument 1",
@@ -193,7 +193,7 @@ def test_every_wrong_value_is_told_with_its_path_and_line(tmp_path: Path) -> Non
     lines = [f"{path} = {NO_VALUE}" for path in LEAVES]
     random.Random(0).shuffle(lines)
     file = written(tmp_path, "\n".join(lines))
-    assert [(problem.path, problem.place) for problem in refused([file])] == [
+    assert [(problem.path, problem.location) for problem in refused([file])] == [
         (line.partition(" ")[0], f"{file}:{number}") for number, line in enumerate(lines, start=1)
     ]
     assert len(not_composed([file])) == len(LEAVES)
@@ -203,7 +203,7 @@ def test_every_wrong_value_is_told_with_its_path_and_line(tmp_path: Path) -> Non
 def test_one_wrong_value_is_one_problem_whatever_depends_on_it(path: str, tmp_path: Path) -> None:
     file = written(tmp_path, f"{path} = {NO_VALUE}")
     others = {other: value for other, value in RUNNABLE.items() if other != path}
-    assert [(problem.path, problem.place) for problem in not_composed([file], others)] == [(path, f"{file}:1")]
+    assert [(problem.path, problem.location) for problem in not_composed([file], others)] == [(path, f"{file}:1")]
 
 
 @each(LEAVES, sampled=12)
@@ -229,7 +229,7 @@ def test_nothing_is_said_about_the_default_of_a_field_whose_argument_cannot_be_r
 
 def test_arguments_are_told_by_their_number() -> None:
     problems = refused([], ["trainer.epochs=1", "trainer.epochs=two", "trainer.epoch=3", "+trainer.seed=1", "x"])
-    assert [(problem.path, problem.place) for problem in problems] == [
+    assert [(problem.path, problem.location) for problem in problems] == [
         ("trainer.epochs", "argument 2"),
         ("trainer.epoch", "argument 3"),
         ("+trainer.seed", "argument 4"),
@@ -239,7 +239,7 @@ def test_arguments_are_told_by_their_number() -> None:
 
 def test_problems_come_in_the_order_of_their_places(tmp_path: Path) -> None:
     file = written(tmp_path, "\n" * 9 + "a = 1\nb = 2")
-    locations = [problem.place for problem in refused([file], [f"x{number}=1" for number in range(11)])]
+    locations = [problem.location for problem in refused([file], [f"x{number}=1" for number in range(11)])]
     assert locations == [f"{file}:10", f"{file}:11", *(f"argument {number}" for number in range(1, 12))]
 
 
@@ -247,7 +247,7 @@ def test_problems_come_in_the_order_of_their_places(tmp_path: Path) -> None:
 def test_a_file_may_have_any_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written(tmp_path, "x = 1", name)
-    assert [problem.place for problem in refused([name])] == [f"{name}:1"]
+    assert [problem.location for problem in refused([name])] == [f"{name}:1"]
 
 
 @pytest.mark.parametrize(
@@ -273,13 +273,13 @@ def test_the_field_that_was_meant_is_suggested(argument: str, sentence: str) -> 
 def test_an_unknown_table_is_one_problem_at_its_header(tmp_path: Path) -> None:
     file = written(tmp_path, "[trainer]\nepochs = 2\n\n[trainer.algoritm]\ngamma = 1.0\nlambd = 0.9")
     [problem] = refused([file])
-    assert (problem.path, problem.place) == ("trainer.algoritm", f"{file}:4")
+    assert (problem.path, problem.location) == ("trainer.algoritm", f"{file}:4")
     assert problem.message == "no such field; did you mean trainer.algorithm?"
 
 
 def test_unknown_keys_are_told_one_by_one(tmp_path: Path) -> None:
     file = written(tmp_path, "[trainer]\nepoch = 2\nepochs = 3\n'a.b' = 1\n[data]\nfoo = 1")
-    assert [(problem.path, problem.place[-1]) for problem in refused([file])] == [
+    assert [(problem.path, problem.location[-1]) for problem in refused([file])] == [
         ("trainer.epoch", "2"),
         ('trainer."a.b"', "4"),
         ("data.foo", "6"),
@@ -295,7 +295,7 @@ def test_a_file_that_cannot_be_read_hides_no_mistake_and_makes_none_up(tmp_path:
 def test_a_wrong_file_is_told_with_line_and_column(tmp_path: Path) -> None:
     file = written(tmp_path, "[trainer]\nepochs = = 2\n")
     [problem] = not_composed([file])
-    assert (problem.path, problem.place) == (file, f"{file}:2:10")
+    assert (problem.path, problem.location) == (file, f"{file}:2:10")
     assert "in one word" not in problem.hint, "the name of the file is no path of a field"
 
 
@@ -309,7 +309,7 @@ def test_the_kind_of_a_run_stands_at_the_top_alone(tmp_path: Path) -> None:
 
 def test_what_is_no_text_is_no_argument() -> None:
     overrides: Any = [5, None, b"trainer.epochs=2"]
-    assert [problem.place for problem in refused([], overrides)] == ["argument 1", "argument 2", "argument 3"]
+    assert [problem.location for problem in refused([], overrides)] == ["argument 1", "argument 2", "argument 3"]
     mapping: Any = {5: 1, None: 2}
     assert [problem.path for problem in refused([], mapping)] == ["5", "None"]
 
@@ -358,7 +358,7 @@ def test_warnings_are_problems_when_one_is_strict() -> None:
     idle = RUNNABLE | {"trainer.algorithm.sapo.tau_pos": 2.0}
     [warning] = compose([], idle).warnings
     assert (warning.path, warning.severity) == ("trainer.algorithm.sapo", "warning")
-    assert warning.place.rpartition(":")[0] == __file__
+    assert warning.location.rpartition(":")[0] == __file__
     with pytest.raises(ConfigError) as caught:
         compose([], idle, strict=True)
     [problem] = caught.value.problems

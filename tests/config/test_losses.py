@@ -12,7 +12,7 @@ def those_with(fact: str, value: object) -> set[str]:
 
 
 def test_losses_whose_gradient_is_a_multiple_of_the_advantage_vanish_without_one() -> None:
-    assert those_with("vanishes_without_advantage", False) == {"clip_cov", "kl_cov", "cross_entropy"}
+    assert those_with("zero_at_zero_advantage", False) == {"clip_cov", "kl_cov", "cross_entropy"}
 
 
 def test_losses_over_the_geometric_mean_or_mean_of_an_answer_give_each_answer_the_same_share() -> None:

@@ -229,7 +229,7 @@ def test_a_setting_that_only_a_refused_feature_reads_is_left_out_whatever_its_va
         for value in (None, True, "x", 7):
             loaded = load([], {migration.old: value})
             assert loaded.config == SkyRLTrainConfig()
-            assert [warning.hint for warning in loaded.warnings] == [migration.why]
+            assert [warning.hint for warning in loaded.warnings] == [migration.reason]
 
 
 def test_a_field_that_skyrl_added_later_and_that_exists_here_is_followed() -> None:

@@ -103,7 +103,7 @@ def test_the_class_decides_what_a_word_of_the_command_line_means(losses: str) ->
 def test_settings_may_be_written_before_the_name(losses: str) -> None:
     before = load([], [f"{ALGORITHM}policy_loss.width=0.5", f"{ALGORITHM}policy_loss_type={losses}"])
     assert before.config.trainer.algorithm.policy_loss.width == 0.5  # type: ignore[attr-defined]  # of a class of one's own
-    assert before.origins[f"{ALGORITHM}policy_loss.width"][-1].place == "argument 1"
+    assert before.origins[f"{ALGORITHM}policy_loss.width"][-1].location == "argument 1"
 
 
 def test_every_mistake_is_told_with_its_place_at_once(losses: str) -> None:
@@ -118,7 +118,7 @@ def test_every_mistake_is_told_with_its_place_at_once(losses: str) -> None:
         "labl": "no such field; did you mean label?",
         "fade.start": "'soon' is not a whole number",
     }
-    assert all(problem.place.startswith("argument") for problem in caught.value.problems)
+    assert all(problem.location.startswith("argument") for problem in caught.value.problems)
 
 
 def test_a_value_can_be_taken_back(losses: str) -> None:

@@ -53,7 +53,7 @@ def test_a_foreign_setting_is_reported_by_the_code_of_its_problem() -> None:
     codes: tuple[ProblemCode, ...] = ("not implemented", "unknown field", "misspelled field")
     for code in codes:
         line = refusal("trainer.x", 1, [Problem(path="trainer.x", message=reworded, code=code)], "1", added=True)
-        outcomes[code] = (line.outcome, line.why == reworded)
+        outcomes[code] = (line.outcome, line.reason == reworded)
     assert outcomes == {
         "not implemented": ("not yet", True),
         "unknown field": ("refused", False),  # it may be a field of the user's own class

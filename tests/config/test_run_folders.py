@@ -34,7 +34,7 @@ def test_a_run_path_that_is_overridden_alone_writes_into_no_other_runs_folder(
     run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
     problems = [problem for problem in check(run, origins) if "the folder of another run" in problem.message]
     assert [problem.path for problem in problems] == refused
-    assert all(problem.place.startswith(str(tmp_path)) and problem.severity == "error" for problem in problems)
+    assert all(problem.location.startswith(str(tmp_path)) and problem.severity == "error" for problem in problems)
 
 
 def test_a_base_file_and_one_on_top_of_it_are_two_layers(tmp_path: Path) -> None:

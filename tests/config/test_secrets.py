@@ -131,7 +131,7 @@ def test_a_stored_run_that_is_read_again_is_refused_where_a_secret_was(tmp_path:
         compose([tmp_path])
     hidden = [problem for problem in caught.value.problems if HIDDEN in problem.message]
     assert [problem.path.rpartition("kwargs.")[2] for problem in hidden] == ["hf_token", "headers.Cookie"]
-    assert all("config.json" in problem.place for problem in hidden)
+    assert all("config.json" in problem.location for problem in hidden)
 
 
 @pytest.mark.parametrize(

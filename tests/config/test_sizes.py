@@ -93,7 +93,7 @@ def test_losses_against_the_engine_or_against_nothing_need_no_old_logprobs() -> 
 
 
 def test_rows_without_advantage_are_skipped_but_by_losses_of_likelihood_and_of_covariance() -> None:
-    assert {name for name, facts in POLICY_LOSSES.items() if not facts.vanishes_without_advantage} == {
+    assert {name for name, facts in POLICY_LOSSES.items() if not facts.zero_at_zero_advantage} == {
         "cross_entropy",  # has no advantage
         "clip_cov",  # both choose tokens among those of all rows
         "kl_cov",

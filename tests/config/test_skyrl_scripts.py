@@ -57,7 +57,7 @@ def refusals(overrides: list[str]) -> dict[int, str]:
         load([], overrides)
     except ConfigError as error:
         return {
-            int(problem.place.removeprefix("argument ")) - 1: f"{problem.message} {problem.hint}"
+            int(problem.location.removeprefix("argument ")) - 1: f"{problem.message} {problem.hint}"
             for problem in error.problems
         }
     return {}
@@ -124,7 +124,7 @@ def test_scripts_of_the_hydra_era_load_directly_with_a_warning_for_each_old_name
             except ConfigError:
                 continue
             [warning] = loaded.warnings
-            assert (warning.path, warning.place) == (old, "argument 1")
+            assert (warning.path, warning.location) == (old, "argument 1")
             assert f"is called {new} in skyrl" in warning.message
             assert any(path.startswith(new) for path in loaded.origins)
             break

@@ -118,7 +118,7 @@ def test_a_null_inside_a_free_form_table_cannot_be_toml() -> None:
 def test_a_preset_is_a_table_that_fits(name: str) -> None:
     loaded = load([f"preset:{name}"])
     assert loaded.warnings == ()
-    assert all(chain[-1].place == f"preset {name}" for chain in loaded.origins.values())
+    assert all(chain[-1].location == f"preset {name}" for chain in loaded.origins.values())
 
 
 # SkyRL's entry points

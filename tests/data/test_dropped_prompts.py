@@ -125,7 +125,7 @@ def test_a_begun_answer_is_continued(tmp_path: Path, beginning: str) -> None:
     dataset = loaded(tmp_path, {"prompt": [ASKED, {"role": "assistant", "content": beginning}]}, template=CHATML)
     expected = f"<|im_start|>user\nWhat is 1+1?<|im_end|>\n<|im_start|>assistant\n{beginning}"
     assert text_of(dataset, CHATML) == expected
-    assert dataset.prompts[0].whole(" 2") == f"{beginning} 2"
+    assert dataset.prompts[0].full_answer(" 2") == f"{beginning} 2"
 
 
 def test_thoughts_that_a_template_drops_from_a_begun_answer_make_a_bad_row(tmp_path: Path) -> None:

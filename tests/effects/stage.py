@@ -146,7 +146,7 @@ def staged(stage: SimulatedRun, perform: Callable[[SimulatedRun], Awaitable[obje
         mock.patch.object(Workers, "_work", _works_on(stage)),
         mock.patch("skyrl.rollout.threads.PATIENCE", 0.0),
         asyncio.Runner(loop_factory=StageLoop) as runner,
-        stage.held,
+        stage.resources,
     ):
         try:
             end = runner.run(performed())

@@ -120,7 +120,7 @@ def versions_sent(scene: Scene) -> object:
             await sync.publish(version)
         return sent
 
-    with experiment.held:
+    with experiment.resources:
         return asyncio.run(train())
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from skyrl.envs import Env, find_env
 from skyrl.envs.gymnasium_text import GymnasiumTextEnv
-from skyrl.envs.reward_functions import RewardFunctionEnv, asked_of_rows, lacking
+from skyrl.envs.reward_functions import RewardFunctionEnv, lacking, required_columns
 from skyrl.errors import TaskError
 
 EXTRAS = {"reward_spec": {"ground_truth": "4"}, "extra_info": {"index": 7}, "level": "easy"}
@@ -145,7 +145,7 @@ def test_a_function_of_extras_makes_environments(tmp_path: Path) -> None:
     ],
 )
 def test_a_reward_function_asks_rows_for_parameters_without_a_default(function: Any, columns: tuple[str, ...]) -> None:
-    assert asked_of_rows(function) == columns
+    assert required_columns(function) == columns
 
 
 @pytest.mark.parametrize(

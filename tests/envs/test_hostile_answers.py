@@ -47,7 +47,7 @@ WANTED: tuple[tuple[object, str | None], ...] = (
 
 @pytest.mark.parametrize(("expected", "function"), WANTED)
 def test_hostile_output_of_a_program_is_wrong_and_never_raises(expected: object, function: str | None) -> None:
-    test = ProgramTest(given="", wanted=expected, function=function)
+    test = ProgramTest(stdin="", expected=expected, function=function)
     plain = [*NUMBERS, *(repeat for repeat in repeats() if len(repeat) < 13_000)]
     framed = [
         frame.replace("NUMBER", number)

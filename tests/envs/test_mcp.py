@@ -108,7 +108,7 @@ def test_a_program_runs_in_each_tier_without_a_network_or_the_runs_variables(
     tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    server = McpServer(config=NOTES, place="here", tier=tier, start_seconds=60, call_seconds=30)
+    server = McpServer(config=NOTES, config_path="here", tier=tier, start_seconds=60, call_seconds=30)
     connection = McpConnection(server)
     try:
         seen = json.loads(settled(connection.call("surroundings", {})))
@@ -265,7 +265,7 @@ def test_a_server_that_cannot_be_reached_fails_the_sample_and_not_the_policy(clo
 
 def test_headers_come_from_variables_and_are_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     config = McpServerConfig(url="http://127.0.0.1:9/mcp", token=Secret("A_TOKEN"), headers={"X-Key": Secret("A_KEY")})
-    server = McpServer(config=config, place="here", tier="auto", start_seconds=0.1, call_seconds=1)
+    server = McpServer(config=config, config_path="here", tier="auto", start_seconds=0.1, call_seconds=1)
     monkeypatch.delenv("A_TOKEN", raising=False)
     monkeypatch.setenv("A_KEY", "canary-key")
     with pytest.raises(TaskError, match="the variable A_TOKEN is not set, from which here takes its token"):

@@ -149,14 +149,14 @@ async def test_the_deadline_of_a_call_does_not_run_while_a_service_is_away(clock
         await calls("the reward", score)
         assert noted[0].seconds(clock.now) == pytest.approx(seconds)
         call = ThreadCall(lambda: None)
-        call.begun = 0.0
+        call.start_time = 0.0
         assert calls._remaining_seconds(call, noted[0], now=50.0) == pytest.approx(250.0 + seconds)
     assert OUTAGES.get() is None
 
 
 def test_an_outage_that_goes_on_stops_the_clock() -> None:
     outages, call = Outages(), ThreadCall(lambda: None)
-    call.begun = 10.0
+    call.start_time = 10.0
     outages.began(20.0)
     calls = EnvCalls(1, deadline=300.0)
     assert {calls._remaining_seconds(call, outages, now) for now in (20.0, 200.0, 2000.0)} == {290.0}

@@ -50,7 +50,7 @@ def test_a_wrong_type_is_refused_with_file_and_line(tmp_path: Path) -> None:
         compose([*FILES, str(broken)])
     [problem] = caught.value.problems
     assert problem.path == "trainer.algorithm.policy_loss.width"
-    assert (problem.message, problem.place) == ("'wide' is not a number", f"{broken}:2")
+    assert (problem.message, problem.location) == ("'wide' is not a number", f"{broken}:2")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_wrong_setting_is_refused_with_its_argument(argument: str, path: str, 
     with pytest.raises(ConfigError) as caught:
         compose(FILES, [argument])
     [problem] = caught.value.problems
-    assert (problem.path, problem.place) == (f"trainer.algorithm.policy_loss.{path}", "argument 1")
+    assert (problem.path, problem.location) == (f"trainer.algorithm.policy_loss.{path}", "argument 1")
     assert problem.message == message
 
 

@@ -529,7 +529,7 @@ def test_data_that_does_not_fill_a_batch_is_found(suffix: str, run: bool, nano: 
     (problem,) = (problem for problem in problems(nano, tmp_path, data, run=run) if problem.severity == "error")
     assert (problem.path, problem.message) == ("trainer.train_batch_size", "4 prompts, but the training data has 3")
     assert problem.hint == "lower it to 3 or less"
-    assert problem.place  # where the size is written
+    assert problem.location  # where the size is written
     twice = problems(nano, tmp_path, data | {"data.train_data": [str(file), str(file)]}, run=run)
     assert [problem for problem in twice if problem.severity == "error"] == []
 
@@ -607,7 +607,7 @@ def test_a_bad_row_of_a_supervised_run_is_found(kind: str, line: str, message: s
         (RunKind.doctor_checks, False),
         (RunKind.doctor_checks, True),
     ):
-        findings = said_of(settings | ({"bad_rows": "skip"} if skip else {}), also)
+        findings = config_problems(settings | ({"bad_rows": "skip"} if skip else {}), also)
         assert [
             (problem.path, problem.severity) for problem in findings if f"{source}{message}" in problem.message
         ] == [("train_datasets", "warning" if skip else "error")]
@@ -616,14 +616,14 @@ def test_a_bad_row_of_a_supervised_run_is_found(kind: str, line: str, message: s
 @pytest.mark.parametrize("kind", ["sft", "reward_model", "preference"])
 def test_supervised_rows_that_do_not_fill_a_batch_are_found(kind: str, nano: Path, tmp_path: Path) -> None:
     settings = supervised_run.settings(nano, tmp_path, kind, batch_size=33)
-    (problem,) = said_of(settings, RunKind.preflight_checks)
+    (problem,) = config_problems(settings, RunKind.preflight_checks)
     assert (problem.path, problem.message) == ("batch_size", "33 rows, but the training data has 32")
     assert problem.hint == "lower it to 32 or less, or set epoch_tail = short"
-    assert said_of(settings | {"epoch_tail": "short"}, RunKind.preflight_checks) == []
-    assert said_of(settings | {"num_dummy_steps": 2}, RunKind.preflight_checks) == []
+    assert config_problems(settings | {"epoch_tail": "short"}, RunKind.preflight_checks) == []
+    assert config_problems(settings | {"num_dummy_steps": 2}, RunKind.preflight_checks) == []
 
 
-def said_of(settings: Mapping[str, Any], also: Any) -> list[Problem]:
+def config_problems(settings: Mapping[str, Any], also: Any) -> list[Problem]:
     try:
         return [
             problem for problem in compose([], dict(settings), also=also).warnings if "no effect" not in problem.message
@@ -674,7 +674,7 @@ def test_a_setting_that_has_changed_in_the_folder_of_a_run_is_found_at_its_place
             problem for problem in problems(nano, tmp_path, changes, run=run) if problem.path != "trainer.run_path"
         ]
     assert {problem.path: problem.message for problem in fields if "micro" not in problem.path} == listed
-    assert all(problem.place for problem in fields)
+    assert all(problem.location for problem in fields)
     assert folder.message == f"{tmp_path / 'run'} belongs to a run with another configuration"
     assert folder.hint.startswith("set back what differs")
     assert f"or start a new run: trainer.run_path={tmp_path / 'run'}-2" in folder.hint
@@ -719,5 +719,7 @@ def test_what_has_changed_in_a_supervised_run_is_found(nano: Path, tmp_path: Pat
     settings = supervised_run.settings(nano, tmp_path, "sft")
     run: Any = compose([], settings).config
     stored(Path(run.run_path), run)
-    messages = {problem.path: problem.message for problem in said_of(settings | {"seed": 7}, RunKind.preflight_checks)}
+    messages = {
+        problem.path: problem.message for problem in config_problems(settings | {"seed": 7}, RunKind.preflight_checks)
+    }
     assert messages["seed"].endswith("there, 7 here")

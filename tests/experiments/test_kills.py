@@ -166,9 +166,9 @@ def test_a_run_whose_ranks_cut_matrices_is_killed_and_ends_like_one_that_was_not
 
 
 @pytest.fixture(scope="module")
-def whole_on_ray(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted_on_ray(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on Ray that nobody disturbed."""
-    out = tmp_path_factory.mktemp("whole_on_ray")
+    out = tmp_path_factory.mktemp("uninterrupted_on_ray")
     status, output = run(nano, out, **ON_RAY)
     assert status == 0, output
     return out
@@ -184,6 +184,6 @@ def test_kills_on_ray_are_in_every_phase() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("chain", ANYWHERE_ON_RAY, ids=lambda chain: "-".join(fault.phase for fault in chain))
 def test_a_run_on_ray_that_is_killed_ends_like_one_that_was_not(
-    nano: Path, tmp_path: Path, whole_on_ray: Path, chain: list[Fault]
+    nano: Path, tmp_path: Path, uninterrupted_on_ray: Path, chain: list[Fault]
 ) -> None:
-    assert_kills_change_nothing(nano, tmp_path, whole_on_ray, chain, **ON_RAY)
+    assert_kills_change_nothing(nano, tmp_path, uninterrupted_on_ray, chain, **ON_RAY)

@@ -110,11 +110,11 @@ def test_a_reward_changed_by_hand_is_named_with_its_step_and_what_follows_from_i
     change(copied, 5, more_reward)
     step = next(iter(Replay(copied).run(range(5, 6))))
     first, *rest = step.differences
-    assert (step.computed.step, first.what) == (5, "rewards")
+    assert (step.computed.step, first.quantity) == (5, "rewards")
     assert first.where.startswith("row 7 (prompt ")  # two groups of three, then the second sample
     assert float(first.other) - float(first.one) == 1.0
-    assert [difference.what for difference in rest][:2] == ["advantages", "policy loss"]
-    assert {"policy grad_norm", "policy weights"} <= {difference.what for difference in rest}
+    assert [difference.quantity for difference in rest][:2] == ["advantages", "policy loss"]
+    assert {"policy grad_norm", "policy weights"} <= {difference.quantity for difference in rest}
 
 
 def test_a_token_changed_by_hand_is_named(copied: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_token_changed_by_hand_is_named(copied: Path) -> None:
 
     change(copied, 5, other_token)
     first, *_ = next(iter(Replay(copied).run(range(5, 6)))).differences
-    assert (first.what, first.where.split(" (")[0]) == ("input_ids", "row 6")
+    assert (first.quantity, first.where.split(" (")[0]) == ("input_ids", "row 6")
 
 
 @pytest.mark.long
@@ -180,7 +180,7 @@ def test_a_fed_run_that_was_stopped_goes_on_where_it_was(nano: Path, original: P
     train(nano, tmp_path, **fed)
     train(nano, tmp_path / "whole", **fed)
     parting = bisect(tmp_path / "run", tmp_path / "whole" / "run")
-    assert (parting.compared, parting.found, parting.configuration) == ((1, 2, 3, 4, 5, 6), (), {})
+    assert (parting.compared, parting.differences, parting.configuration) == ((1, 2, 3, 4, 5, 6), (), {})
 
 
 def test_a_recording_of_other_batches_is_refused(nano: Path, original: Path, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_evaluation_without_an_engine_is_refused(nano: Path, original: Path, tmp
 def test_two_runs_of_one_configuration_do_not_part(nano: Path, original: Path, tmp_path: Path) -> None:
     train(nano, tmp_path, **RECORDED)
     parting = bisect(original / "run", tmp_path / "run")
-    assert (parting.configuration, parting.found, parting.compared) == ({}, (), (1, 2, 3, 4, 5, 6))
+    assert (parting.configuration, parting.differences, parting.compared) == ({}, (), (1, 2, 3, 4, 5, 6))
 
 
 @pytest.mark.long
@@ -207,7 +207,7 @@ def test_another_seed_parts_in_the_order_of_the_data(nano: Path, original: Path,
     train(nano, tmp_path, **RECORDED, trainer__seed=7, trainer__max_training_steps=1)
     parting = bisect(original / "run", tmp_path / "run")
     assert parting.configuration == {"trainer.seed": (42, 7)}
-    assert (parting.compared, parting.found[0].what) == ((1,), "data order")
+    assert (parting.compared, parting.differences[0].quantity) == ((1,), "data order")
     assert parting.only_in_one == (2, 3, 4, 5, 6)
 
 
@@ -218,9 +218,9 @@ def test_another_learning_rate_parts_in_the_updates_of_the_first_step(
     train(nano, tmp_path, **(RECORDED | rate))
     parting = bisect(original / "run", tmp_path / "run")
     assert list(parting.configuration) == ["trainer.policy.optimizer_config.lr"]
-    assert parting.found[0].what == "policy loss"
-    assert parting.found[0].where.startswith("update 1, ")  # the first began with the same weights
-    assert parting.found[-1].what == "policy weights"
+    assert parting.differences[0].quantity == "policy loss"
+    assert parting.differences[0].where.startswith("update 1, ")  # the first began with the same weights
+    assert parting.differences[-1].quantity == "policy weights"
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def test_the_first_token_that_differs_is_named(
     change(copied, 4, other)
     parting = bisect(original / "run", copied)
     assert parting.compared == (1, 2, 3, 4)
-    (difference,) = parting.found
-    assert (difference.what, difference.where.split(", ")[1:]) == (quantity, ["sample 2", where])
+    (difference,) = parting.differences
+    assert (difference.quantity, difference.where.split(", ")[1:]) == (quantity, ["sample 2", where])
     assert difference.where.startswith("group 2 (prompt ")
 
 
@@ -252,8 +252,8 @@ def test_runs_without_recordings_are_compared_by_their_metrics(nano: Path, origi
     parting = bisect(original / "run", tmp_path / "run")
     assert not parting.recorded
     assert parting.compared == (0, 1)
-    assert {difference.what for difference in parting.found} == {"metrics"}
-    assert "policy/final_loss" in {difference.where for difference in parting.found}
+    assert {difference.quantity for difference in parting.differences} == {"metrics"}
+    assert "policy/final_loss" in {difference.where for difference in parting.differences}
 
 
 @pytest.mark.sampled(3)
@@ -272,7 +272,7 @@ def test_only_metrics_of_what_is_computed_part_two_runs(name: str, parts: bool, 
         folder.mkdir()
         shutil.copy(original / "run" / "config.json", folder)
         (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "policy/grad_norm": 1.0, name: value}) + "\n")
-    assert [difference.where for difference in bisect(*folders).found] == [name] * parts
+    assert [difference.where for difference in bisect(*folders).differences] == [name] * parts
 
 
 @pytest.mark.long

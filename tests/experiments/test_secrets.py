@@ -133,10 +133,10 @@ def run(nano: Path, out: Path, *, broken: bool, verb: str = "run", **changes: An
     values |= {"trainer.recording": "jsonl", "data.train_data": [str(with_notes(nano, out))]}
     values |= IN_THE_CONFIGURATION | {"environment.env_class": f"{judge}:judge"}
     words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
-    return said_by(words, out, verb, exit_code=1 if broken else 0)
+    return command_output(words, out, verb, exit_code=1 if broken else 0)
 
 
-def said_by(words: list[str], out: Path, *verbs: str, exit_code: int = 0) -> str:
+def command_output(words: list[str], out: Path, *verbs: str, exit_code: int = 0) -> str:
     """What a command prints in a process whose environment holds the secrets."""
     process = CONTEXT.Process(target=command, args=(words, IN_VARIABLES, out, verbs))
     process.start()
@@ -169,9 +169,9 @@ def test_a_hundred_secrets_are_nowhere_in_what_a_look_at_a_run_prints(nano: Path
     run(nano, out, broken=False)
     looked = {
         "doctor": run(nano, tmp_path / "another", broken=False, verb="doctor"),
-        "ckpt list": said_by([str(out / "checkpoints")], out, "ckpt", "list"),
-        "ckpt verify": said_by([str(out / "checkpoints")], out, "ckpt", "verify"),
-        "config show": said_by([str(out / "run" / "config.json")], out, "config", "show"),
+        "ckpt list": command_output([str(out / "checkpoints")], out, "ckpt", "list"),
+        "ckpt verify": command_output([str(out / "checkpoints")], out, "ckpt", "verify"),
+        "config show": command_output([str(out / "run" / "config.json")], out, "config", "show"),
     }
     assert "all that is there" in looked["doctor"]  # the reward was called, and printed
     for output in looked.values():

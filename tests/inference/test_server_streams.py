@@ -38,8 +38,8 @@ def test_parts_of_an_answer_of_vllm_are_joined_as_it_would_have_come_in_one() ->
     parts.add(part(4, 5, logprobs={"content": [{"token_id": 4, "logprob": -2.0}, {"token_id": 5, "logprob": -3.0}]}))
     parts.add(part(finish_reason="stop", weight_versions=[{"version": "1", "start": 0, "end": 3}]))
     parts.add({"choices": [], "usage": {"completion_tokens": 3}})
-    (choice,) = parts.whole["choices"]
-    assert parts.whole["prompt_token_ids"] == [1, 2]
+    (choice,) = parts.answer["choices"]
+    assert parts.answer["prompt_token_ids"] == [1, 2]
     assert choice["token_ids"] == [3, 4, 5]
     assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == [-1.0, -2.0, -3.0]
     assert (choice["finish_reason"], choice["weight_versions"][0]["end"]) == ("stop", 3)
@@ -72,7 +72,7 @@ def test_the_new_tokens_among_all_so_far_are_reported_once() -> None:
     for count in (1, 3, 3):
         answer.add({"output_ids": [5, 6, 7][:count], "meta_info": {"completion_tokens": count}})
     assert [(new.start, new.token_ids) for new in heard] == [(0, (5,)), (1, (6, 7))]
-    assert answer.whole["output_ids"] == [5, 6, 7]
+    assert answer.answer["output_ids"] == [5, 6, 7]
 
 
 def test_a_server_that_streams_tokens_without_those_before_them_is_named() -> None:

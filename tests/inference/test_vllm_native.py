@@ -48,9 +48,9 @@ def test_requests_come_in_order_and_are_done_when_the_next_is_asked_for() -> Non
 
     with ThreadPoolExecutor(2) as threads:
         workers = [threads.submit(worker, rank) for rank in (1, 2)]
-        sender.ask("start", {"a": 1})
+        sender.send("start", {"a": 1})
         assert sorted(calls) == ["1 start {'a': 1}", "2 start {'a': 1}"]
-        sender.ask(END, {})
+        sender.send(END, {})
         for future in workers:
             future.result()
     assert len(calls) == 4
@@ -58,7 +58,7 @@ def test_requests_come_in_order_and_are_done_when_the_next_is_asked_for() -> Non
 
 def test_a_worker_that_does_not_do_it_is_named() -> None:
     with pytest.raises(WeightSyncError, match=r"members \[3\] have not completed the learner's request: update"):
-        Requests(HashStore(), receivers=(3,), timeout=0.05).ask("update", {})
+        Requests(HashStore(), receivers=(3,), timeout=0.05).send("update", {})
 
 
 def test_a_meeting_that_is_called_off_ends_the_waiting() -> None:

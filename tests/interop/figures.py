@@ -87,7 +87,7 @@ def scripts_table() -> str:
 
 def reasons(conversion: Conversion) -> frozenset[str]:
     """Every reason why a script is not accepted as it is. Raises ValueError for one that the page does not give."""
-    lines = (line.why for line in conversion.refused)
+    lines = (line.reason for line in conversion.refused)
     errors = (problem.message for problem in conversion.problems if problem.severity == "error")
     return frozenset(map(_reason, (*lines, *errors)))
 
@@ -95,7 +95,7 @@ def reasons(conversion: Conversion) -> frozenset[str]:
 def refusals_table() -> str:
     """Why settings of AReaL's files are refused."""
     files = [file for name, corpus in corpora().items() if name.startswith("AReaL") for file in corpus]
-    counts = Counter(line.why.partition(";")[0] for file in files for line in file.conversion.refused)
+    counts = Counter(line.reason.partition(";")[0] for file in files for line in file.conversion.refused)
     rows = [f"| {reason} | {count} |" for reason, count in sorted(counts.items(), key=lambda row: (-row[1], row[0]))]
     return "\n".join(["| why settings of AReaL's files are refused | settings |", "|---|---:|", *rows])
 

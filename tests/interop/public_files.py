@@ -51,7 +51,7 @@ def _sorted(convert: Callable[..., Conversion], file: Path, **number: int) -> It
         if not runs:
             yield name, {error.problems[0].message}, "left"
         return
-    reasons = {f"{line.source}: {line.why}" for line in run.refused}
+    reasons = {f"{line.source}: {line.reason}" for line in run.refused}
     reasons |= {f"{problem.path}: {problem.message}" for problem in run.problems if problem.severity == "error"}
     yield name, reasons, "refused" if reasons else "clean"
 

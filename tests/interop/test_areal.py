@@ -40,7 +40,7 @@ def test_every_key_of_every_file_has_a_fate_and_a_loadable_result(files: tuple[C
         lines = file.conversion.lines
         assert [line.source for line in lines] == list(file.facts)
         assert [line for line in lines if line.outcome == "refused"] == []
-        assert all(line.why for line in lines if line.outcome in ("not yet", "needless"))
+        assert all(line.reason for line in lines if line.outcome in ("not yet", "needless"))
         loaded(file.conversion, tmp_path)
 
 
@@ -122,7 +122,7 @@ def test_dynamic_sampling_filters_uniform_groups_without_replacement(tmp_path: P
 def test_micro_batches_are_counted_in_tokens(tmp_path: Path) -> None:
     keys = {"actor.mb_spec.max_tokens_per_mb": 8192, "ref.mb_spec.max_tokens_per_mb": 10240}
     assert loaded(convert_keys(keys), tmp_path).trainer.max_tokens_per_microbatch == 8192
-    assert "one setting for all models" in line_of(keys, "ref.mb_spec.max_tokens_per_mb").why
+    assert "one setting for all models" in line_of(keys, "ref.mb_spec.max_tokens_per_mb").reason
 
 
 def test_numbers_written_as_text_are_converted(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_steps_epochs_and_seconds_convert_to_one_interval(tmp_path: Path) -> Non
 def test_one_setting_converts_to_the_expected_outcome(key: str, value: Any, outcome: str, reason: str) -> None:
     line = line_of({key: value}, key)
     assert line.outcome == outcome
-    assert reason in line.why
+    assert reason in line.reason
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_float16_with_megatron_is_unsupported() -> None:
     keys = HALF | {"allocation_mode": "sglang:d4+megatron:d4", "actor.optimizer.initial_loss_scale": 1024.0}
     for source in ("actor.dtype", "actor.optimizer.initial_loss_scale"):
         line = line_of(keys, source)
-        assert (line.outcome, line.why) == ("not yet", "float16 training with Megatron")
+        assert (line.outcome, line.reason) == ("not yet", "float16 training with Megatron")
 
 
 CUT = {"actor.path": "m", "actor.ds_auto_tp.autotp_size": 2}
@@ -284,7 +284,7 @@ def test_autotp_becomes_tensor_parallelism_of_deepspeed(shares: dict[str, Any], 
 )
 def test_autotp_that_contradicts_the_backend_is_refused(changes: dict[str, Any], outcome: str, reason: str) -> None:
     line = line_of(CUT | changes, "actor.ds_auto_tp.autotp_size")
-    assert (line.outcome, reason in line.why) == (outcome, True), line
+    assert (line.outcome, reason in line.reason) == (outcome, True), line
 
 
 @pytest.mark.parametrize("key", ["rollout.return_routed_experts", "sglang.enable_return_routed_experts"])

@@ -106,14 +106,14 @@ def test_a_feature_that_is_turned_on_has_an_effect_or_is_refused_by_its_name(swi
     conversion = convert_keys({**values, key: on, **lengths, "actor.overlong_penalty_factor": 1.0})
     before = convert_keys({**values, key: 0.0 if switch.key == "actor.kl_ctl" else switch.default})
     of_switch = (f"only read with {key}, which is off", f"not read with {key} = ")
-    idle = {line.source for line in before.lines if line.why.startswith(of_switch)}
+    idle = {line.source for line in before.lines if line.reason.startswith(of_switch)}
     assert idle, "no setting is idle while the feature is off"
     if reason := TURNED_ON.get(switch.key):
-        assert any(line.source == key and reason in line.why for line in conversion.refused)
+        assert any(line.source == key and reason in line.reason for line in conversion.refused)
     else:
         assert conversion.refused == ()
         assert conversion.tables != before.tables
-    assert not [line for line in conversion.lines if line.why.startswith(of_switch)]
+    assert not [line for line in conversion.lines if line.reason.startswith(of_switch)]
 
 
 def another(key: str, default: Any) -> Any:
@@ -155,8 +155,8 @@ def lines_of(changes: Mapping[str, Any], tree: PeerTree, *, keep_engine: bool = 
 def judge(lines: list[Line]) -> None:
     """Each has a place in the result, or a reason that says what is missing or why nothing is."""
     for line in lines:
-        assert line.targets if line.outcome in ("kept", "renamed", "derived") else line.why, line
-        assert "does not convert" not in line.why and "not known" not in line.why, line
+        assert line.targets if line.outcome in ("kept", "renamed", "derived") else line.reason, line
+        assert "does not convert" not in line.reason and "not known" not in line.reason, line
 
 
 @pytest.mark.sampled(6)

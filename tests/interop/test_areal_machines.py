@@ -130,14 +130,14 @@ def test_reward_services_convert_to_environment_settings(key: str, value: str, p
 def test_one_machine_setting_converts_to_the_expected_outcome(key: str, value: Any, outcome: str, reason: str) -> None:
     keys = {key: value, "actor.scheduling_spec[0].gpu": 1}
     line = line_of(keys, key)
-    assert (line.outcome, reason in line.why) == (outcome, True), line
+    assert (line.outcome, reason in line.reason) == (outcome, True), line
 
 
 def test_roles_that_contradict_each_other_are_refused() -> None:
     keys = {SPEC + "env_vars.A": "1", "rollout.scheduling_spec[0].env_vars.A": "2"}
     line = line_of(keys, "rollout.scheduling_spec[0].env_vars.A")
     assert line.outcome == "refused"
-    assert line.why == "is '1' for other processes, but all processes of a run share one variables.A"
+    assert line.reason == "is '1' for other processes, but all processes of a run share one variables.A"
 
 
 @pytest.mark.long

@@ -101,7 +101,7 @@ def test_every_option_reaches_the_command_line_or_has_a_reason(defaults: dict[st
     for name, value in values.items():
         line = line_of(conversion, f"sglang.{name}")
         if name in REASONS:
-            assert REASONS[name] in line.why and not line.targets, line
+            assert REASONS[name] in line.reason and not line.targets, line
         elif name == "enable_multithread_load":
             assert server_options["model_loader_extra_config"] == ['{"enable_multithread_load": true}']
         elif value is False and name not in FIELDS:
@@ -162,7 +162,7 @@ def test_areals_files_keep_sglang_and_lose_none_of_its_settings(reference: Path,
 def test_sglang_converts_to_vllm_with_a_remark_unless_kept() -> None:
     conversion = convert_keys(WHOLE | {"sglang.attention_backend": "fa3"})
     assert conversion.tables["generator"]["inference_engine"]["backend"] == "vllm"
-    assert "--keep-engine" in line_of(conversion, "sglang.attention_backend").why
+    assert "--keep-engine" in line_of(conversion, "sglang.attention_backend").reason
     assert "SGLang engines were converted to vLLM. --keep-engine keeps SGLang" in conversion.report()
     stays = kept({"sglang.attention_backend": "fa3"}).report()
     assert "The engines remain SGLang" in stays and "converted to vLLM" not in stays
@@ -184,7 +184,7 @@ def test_keep_engine_without_an_engine_raises() -> None:
 def test_pipeline_stages_of_sglang_are_refused(changes: dict[str, str]) -> None:
     (key,) = changes
     line = line_of(kept(changes), key)
-    assert (line.outcome, line.why) == ("not yet", "pipeline parallelism in SGLang engines")
+    assert (line.outcome, line.reason) == ("not yet", "pipeline parallelism in SGLang engines")
     assert line_of(convert_keys(WHOLE | changes), key).outcome == "renamed"
 
 

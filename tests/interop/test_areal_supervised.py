@@ -55,8 +55,8 @@ def test_a_split_that_the_file_names_replaces_that_of_the_scripts() -> None:
     keys = SFT | {"train_dataset.path": "a/b", "train_dataset.split": "train[:9]", "valid_dataset.path": "c/d"}
     tables = convert_keys(keys).tables
     assert (tables["train_datasets"], tables["eval_datasets"]) == (["a/b:train[:9]"], ["c/d:test"])
-    assert "AReaL's scripts" not in line_of(keys, "train_dataset.path").why
-    assert "AReaL's scripts" in line_of(keys, "valid_dataset.path").why
+    assert "AReaL's scripts" not in line_of(keys, "train_dataset.path").reason
+    assert "AReaL's scripts" in line_of(keys, "valid_dataset.path").reason
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_one_setting_converts_to_the_expected_outcome(
     keys: dict[str, Any], key: str, value: Any, outcome: str, reason: str
 ) -> None:
     line = line_of({**keys, key: value}, key)
-    assert (line.outcome, reason in line.why) == (outcome, True), line
+    assert (line.outcome, reason in line.reason) == (outcome, True), line
 
 
 def test_gpus_convert_to_ranks_on_nodes_of_eight() -> None:
@@ -171,7 +171,7 @@ def test_a_dpo_experiment_keeps_its_loss_and_a_reference_of_its_own() -> None:
     assert (tables["loss_type"], tables["beta"]) == (["ipo"], 0.2)
     assert "ref_model_path" not in tables
     assert convert_keys(DPO | {"ref.path": "a/sft"}).tables["ref_model_path"] == "a/sft"
-    assert "docs/preferences.md" in line_of(DPO, "train_dataset.path").why
+    assert "docs/preferences.md" in line_of(DPO, "train_dataset.path").reason
 
 
 def test_a_reference_in_another_type_is_refused_by_its_name() -> None:

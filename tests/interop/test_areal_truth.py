@@ -51,10 +51,10 @@ def test_unknown_settings_are_refused_as_unknown(files: tuple[Converted, ...]) -
     for file in files:
         assert [line.source for line in file.conversion.lines] == list(file.facts)
         for line in file.conversion.lines:
-            assert "no such setting" not in line.why
-            if line.why.startswith("not known to this converter"):
+            assert "no such setting" not in line.reason
+            if line.reason.startswith("not known to this converter"):
                 assert not is_known(line.source)
-            elif "does not convert" in line.why:
+            elif "does not convert" in line.reason:
                 assert is_known(line.source)
 
 
@@ -78,7 +78,7 @@ def test_every_known_setting_has_a_true_line_of_its_own() -> None:
     names = [name for name in known_names() if name not in ("actor.beta", "actor.loss_type")]  # which make it DPO
     lines = {line.source: line for line in convert_keys(dict.fromkeys(names, "something")).lines}
     assert {*names} <= {*lines}
-    assert not any("not known" in line.why for line in lines.values())
+    assert not any("not known" in line.reason for line in lines.values())
 
 
 def test_backends_of_each_engine_are_converted(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_backends_of_each_engine_are_converted(tmp_path: Path) -> None:
 def test_options_of_the_other_engine_have_no_effect(tmp_path: Path) -> None:
     keys = {"rollout.backend": "vllm:d1", "vllm.gpu_memory_utilization": 0.8, "sglang.mem_fraction_static": 0.5}
     assert loaded(convert_keys(keys), tmp_path).generator.inference_engine.gpu_memory_utilization == 0.8
-    assert line_of(keys, "sglang.mem_fraction_static").why == "no effect: the engine is vllm"
+    assert line_of(keys, "sglang.mem_fraction_static").reason == "no effect: the engine is vllm"
 
 
 @pytest.mark.parametrize(("staleness", "enabled"), [(2, True), (0, False)])
@@ -149,13 +149,13 @@ def test_advantages_without_any_norm_are_plain_returns(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keys", [{}, {"actor.kl_ctl": 0.01}])
 def test_a_kl_weight_without_a_reference_is_refused(keys: dict[str, Any]) -> None:
     [line] = convert_keys({"actor.path": "a"} | keys).lost
-    assert (line.source, line.why) == ("actor.kl_ctl", NO_REFERENCE)
+    assert (line.source, line.reason) == ("actor.kl_ctl", NO_REFERENCE)
 
 
 def test_metrics_of_interpolation_alone_are_missing() -> None:
     keys = {"actor.use_decoupled_loss": True, "actor.prox_logp_method": "metrics"}
     line = line_of(keys, "actor.prox_logp_method")
-    assert (line.outcome, line.why) == (
+    assert (line.outcome, line.reason) == (
         "not yet",
         "metrics that compare interpolated with recomputed log-probabilities",
     )
@@ -164,7 +164,9 @@ def test_metrics_of_interpolation_alone_are_missing() -> None:
 def test_a_batch_that_cannot_be_split_evenly_is_one_mini_batch_and_reported(tmp_path: Path) -> None:
     conversion = convert_keys({"actor.path": "a", "actor.kl_ctl": 0.0, "train_dataset.batch_size": 6})
     assert loaded(conversion, tmp_path).trainer.policy_mini_batch_size == 6
-    assert [(row.theirs, row.ours) for row in conversion.other_defaults if row.source.startswith("actor")] == [(4, 6)]
+    assert [
+        (row.source_default, row.skyrl_default) for row in conversion.other_defaults if row.source.startswith("actor")
+    ] == [(4, 6)]
 
 
 def test_a_critic_selects_gae_instead_of_grpo() -> None:
@@ -217,7 +219,7 @@ def test_adapter_settings_are_converted(tmp_path: Path) -> None:
     conversion = convert_keys(keys | {"actor.target_modules": ["all-linear"], "rollout.use_lora": True})
     lora = loaded(conversion, tmp_path).trainer.policy.model.lora
     assert (lora.rank, lora.alpha, lora.target_modules, conversion.lost) == (8, 32, "all-linear", ())
-    assert line_of({"actor.use_lora": False, "actor.lora_rank": 8}, "actor.lora_rank").why == (
+    assert line_of({"actor.use_lora": False, "actor.lora_rank": 8}, "actor.lora_rank").reason == (
         "only read with actor.use_lora, which is off"
     )
 
@@ -234,7 +236,7 @@ def test_adapter_settings_are_converted(tmp_path: Path) -> None:
 )
 def test_a_refusal_that_changes_the_training_has_its_true_reason(key: str, value: object, reason: str) -> None:
     [line] = convert_keys({key: value, "actor.use_decoupled_loss": True}).lost
-    assert reason in line.why
+    assert reason in line.reason
 
 
 @pytest.mark.parametrize("key", ["actor.scheduling_spec[0].cmd", "scheduler.type", "stats_logger.swanlab.mode"])

@@ -102,7 +102,7 @@ def test_a_null_that_toml_cannot_express_is_refused(tmp_path: Path) -> None:
     file.write_text("trainer: {epochs: 2}\ngenerator: {inference_engine: {engine_init_kwargs: {seed: null, a: 1}}}\n")
     conversion = convert_skyrl(str(file))
     [refused] = [line for line in conversion.lines if line.is_refused]
-    assert (refused.source, "TOML cannot express" in refused.why) == (
+    assert (refused.source, "TOML cannot express" in refused.reason) == (
         "generator.inference_engine.engine_init_kwargs.seed",
         True,
     )

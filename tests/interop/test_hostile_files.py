@@ -65,7 +65,7 @@ def test_thousands_of_settings_each_have_a_line(key: str) -> None:
 @pytest.mark.long
 def test_similar_names_are_searched_in_the_first_lines_only() -> None:
     lines = convert_keys({f"actor.pth{number}": 1 for number in range(MANY)}).lines
-    suggested = ["did you mean" in line.why for line in lines]
+    suggested = ["did you mean" in line.reason for line in lines]
     assert len(lines) == MANY
     assert suggested[0] and not any(suggested[200:])
 

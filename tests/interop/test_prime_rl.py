@@ -68,7 +68,7 @@ def loaded(conversion: Conversion, folder: Path) -> SkyRLTrainConfig:
 
 
 def why(conversion: Conversion, source: str) -> str:
-    return next(line.why for line in conversion.lines if line.source == source)
+    return next(line.reason for line in conversion.lines if line.source == source)
 
 
 def test_the_settings_of_a_file_are_ours_and_its_environments_are_named(tmp_path: Path) -> None:

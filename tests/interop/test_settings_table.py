@@ -69,7 +69,7 @@ def test_the_converters_write_where_the_table_says(system: str, column: int) -> 
         if key := row[column]:
             value = VALUES.get(key, BASES[system].get(key, 8))
             [line] = [line for line in converted(system, key, value).lines if line.source == key]
-            elsewhere += [(key, line.why)] * (row[0] not in line.targets)
+            elsewhere += [(key, line.reason)] * (row[0] not in line.targets)
     assert elsewhere == []
 
 

@@ -61,7 +61,7 @@ def test_every_refusal_has_a_reason(converted: list[tuple[Script, Conversion]]) 
                 continue
             reasons = [reason for start, reason in REFUSED.items() if line.source.startswith(start)]
             assert reasons, (script["script"], line)
-            assert reasons[0] in line.why
+            assert reasons[0] in line.reason
 
 
 def test_what_is_kept_has_the_value_that_was_recorded(
@@ -140,7 +140,7 @@ def test_a_hydra_file_is_converted_with_its_references_filled_in(tmp_path: Path)
 
 def test_a_removing_override_is_refused_with_the_reason() -> None:
     [line] = convert_overrides(["~trainer.policy"]).lines
-    assert (line.outcome, line.why) == ("refused", "removes a Hydra default, and there are none here")
+    assert (line.outcome, line.reason) == ("refused", "removes a Hydra default, and there are none here")
 
 
 def test_a_script_that_leaves_the_bounds_of_cispo_alone_gets_those_of_scale_rl(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_script_that_leaves_the_bounds_of_cispo_alone_gets_those_of_scale_rl(t
 def test_settings_without_effect_beside_others_are_redundant(overrides: list[str], reason: str) -> None:
     conversion = convert_overrides(overrides)
     assert (conversion.refused, conversion.lines[-1].outcome) == ((), "needless")
-    assert reason in conversion.lines[-1].why
+    assert reason in conversion.lines[-1].reason
 
 
 def test_the_same_settings_are_converted_where_they_act() -> None:
@@ -188,4 +188,4 @@ def test_a_switch_without_a_value_is_off_and_other_settings_without_one_are_refu
     assert conversion.tables["trainer"]["use_sample_packing"] is False
     switch, epochs = conversion.lines
     assert (switch.outcome, epochs.outcome) == ("renamed", "refused")
-    assert "treats as false" in switch.why
+    assert "treats as false" in switch.reason

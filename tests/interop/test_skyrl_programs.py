@@ -102,7 +102,7 @@ def test_the_simple_baseline_is_the_mean_of_the_batch() -> None:
 def test_a_baseline_over_several_turns_is_refused() -> None:
     turns = "generator.max_turns=2"
     [line] = converted(BASELINE, "trainer.algorithm.advantage_estimator=simple_baseline", turns).refused
-    assert "rewards before a token" in line.why
+    assert "rewards before a token" in line.reason
 
 
 def test_the_report_says_that_the_program_was_taken_as_published() -> None:
@@ -207,7 +207,7 @@ def test_limits_that_are_not_enabled_are_left_out() -> None:
 
 def test_settings_of_trials_in_another_file_are_refused() -> None:
     [line] = converted("examples.harbor.entrypoints.main_harbor", "+harbor_trial_config=mine").refused
-    assert "mine.yaml" in line.why
+    assert "mine.yaml" in line.reason
 
 
 def test_a_program_that_only_samples_says_what_does_that_here() -> None:
@@ -216,4 +216,4 @@ def test_a_program_that_only_samples_says_what_does_that_here() -> None:
 
 def test_limits_of_another_program_are_refused() -> None:
     [line] = converted("mine.main", "+generator.rate_limit.enabled=true").refused
-    assert "a custom field" in line.why
+    assert "a custom field" in line.reason

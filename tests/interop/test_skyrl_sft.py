@@ -92,7 +92,7 @@ def test_a_sampler_of_the_user_keeps_its_class_and_its_arguments(tmp_path: Path)
     run = loaded(converted, tmp_path).curriculum
     assert (run.sampler, run.sampler_kwargs) == ("mine.samplers:Curriculum", {"window": 3})
     unread = line_of([*RUN, "sampler=sequential", custom[1]], "sampler_class_path")
-    assert unread.why == "read with sampler = custom"
+    assert unread.reason == "read with sampler = custom"
 
 
 def test_a_script_is_recognised_by_its_entry_point(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_file_is_recognised_by_its_names(tmp_path: Path) -> None:
 def test_one_setting_converts_to_the_expected_outcome(override: str, outcome: str, reason: str) -> None:
     key = override.partition("=")[0]
     line = line_of([*(argument for argument in RUN if not argument.startswith(key + "=")), override], key)
-    assert (line.outcome in (outcome, "renamed" if outcome == "kept" else outcome), reason in line.why) == (
+    assert (line.outcome in (outcome, "renamed" if outcome == "kept" else outcome), reason in line.reason) == (
         True,
         True,
     ), line
@@ -156,7 +156,9 @@ def test_settings_that_are_left_out_are_compared_by_their_defaults() -> None:
     assert conversion.tables["optimizer_config"] == {"lr": 1e-6}
     assert [line.source for line in conversion.defaults] == ["optimizer_config.lr", "model.path"]
     assert convert_overrides(["strategy=fsdp", "optimizer_config.lr=1e-4"]).tables["optimizer_config"] == {"lr": 1e-4}
-    assert [(default.source, default.theirs, default.ours) for default in conversion.other_defaults] == [
+    assert [
+        (default.source, default.source_default, default.skyrl_default) for default in conversion.other_defaults
+    ] == [
         ("placement.num_gpus_per_node", 4, 1),
         ("resume_from", "", "latest"),
         ("strategy", "megatron", "fsdp2"),

@@ -72,9 +72,9 @@ BELOW_MEGATRON = [
 def test_a_feature_of_megatron_is_refused_by_name_under_megatron_alone(name: str, path: str) -> None:
     lora_overrides = ["trainer.policy.model.lora.rank=8", "trainer.ref.model.lora.rank=8"]
     under = line_of(path, "trainer.strategy=megatron", *lora_overrides, f"{path}=1")
-    assert (under.outcome, name in under.why) == ("not yet", True)
+    assert (under.outcome, name in under.reason) == ("not yet", True)
     elsewhere = line_of(path, "trainer.strategy=fsdp", *lora_overrides, f"{path}=1")
-    assert (elsewhere.outcome, elsewhere.why) == ("needless", "not read with trainer.strategy = 'fsdp'")
+    assert (elsewhere.outcome, elsewhere.reason) == ("needless", "not read with trainer.strategy = 'fsdp'")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def loaded(conversion: Conversion, folder: Path) -> Any:
 
 
 def why(conversion: Conversion, source: str) -> str:
-    return next(line.why for line in conversion.lines if line.source == source)
+    return next(line.reason for line in conversion.lines if line.source == source)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_one_setting_converts_to_the_expected_outcome(key: str, value: Any, outc
     name = f"stats_logger.{key}"
     conversion = convert_keys({**WANDB, name: value})
     [line] = [line for line in conversion.lines if line.source == name]
-    assert (line.outcome, reason in line.why) == (outcome, True), line
+    assert (line.outcome, reason in line.reason) == (outcome, True), line
     assert "0123456789" not in str(conversion.report())
     assert not line.is_refused or not line.changes_training
 

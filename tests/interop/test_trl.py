@@ -80,7 +80,7 @@ def test_a_program_is_read_and_not_run(tmp_path: Path) -> None:
     assert run.environment.env_class == "trl.rewards:accuracy_reward"
     assert (run.trainer.train_batch_size, run.trainer.policy_mini_batch_size) == (4, 4)  # 16 samples in groups of 4
     refused = [line for line in conversion.lines if line.is_refused]
-    assert [(line.source, line.why) for line in refused] == [
+    assert [(line.source, line.reason) for line in refused] == [
         ("run_name", "computed by the program: replace it with its value")
     ]
 
@@ -170,7 +170,7 @@ def test_optimizer_steps_are_counted_as_training_steps(tmp_path: Path) -> None:
     run = loaded(convert_keys(WHOLE | several), tmp_path)
     assert (run.trainer.train_batch_size, run.trainer.policy_mini_batch_size) == (4, 1)
     assert (run.trainer.max_training_steps, run.trainer.ckpt_interval) == (25, 5)  # 4 optimizer steps each
-    assert line_of(several, "max_steps").why == "in training steps of 4 optimizer steps"
+    assert line_of(several, "max_steps").reason == "in training steps of 4 optimizer steps"
 
 
 def test_evaluation_is_that_of_trl(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_every_setting_that_is_left_out_has_its_reason(
 ) -> None:
     line = line_of(keys, source)
     assert (line.outcome, line.targets) == (outcome, ())
-    assert reason in line.why
+    assert reason in line.reason
 
 
 def test_float16_converts_to_param_dtype(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_sum_without_a_value_is_refused(text: str, tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(f"config = GRPOConfig(max_completion_length={text})\n")
     [line] = convert_trl(str(program)).refused
-    assert line.source == "max_completion_length" and "computed by the program" in line.why
+    assert line.source == "max_completion_length" and "computed by the program" in line.reason
 
 
 @pytest.mark.parametrize(("keys", "device"), [({}, "cuda"), ({"use_cpu": True}, "cpu"), ({"use_cpu": False}, "cuda")])
@@ -256,7 +256,7 @@ def test_computed_values_are_refused(tmp_path: Path) -> None:
         "GRPOTrainer('x', model='a/b', reward_funcs=[mine], args=config)\n"
     )
     conversion = convert_trl(str(program))
-    whys = {line.source: line.why for line in conversion.lost}
+    whys = {line.source: line.reason for line in conversion.lost}
     assert set(whys) == {"per_device_train_batch_size", "gradient_accumulation_steps", "**more", "reward_funcs"}
     assert "a batch size is not a number in the file" in whys["gradient_accumulation_steps"]
     assert "a function of the program" in whys["reward_funcs"]
@@ -289,14 +289,14 @@ def test_every_field_of_trls_own_classes_is_known() -> None:
     fields = json.loads((RECORDED / "trl_fields_2026_07.json").read_text())
     lines = convert_keys(fields).lines
     assert [line.source for line in lines] == list(fields)
-    assert [f"{line.source}: {line.why}" for line in lines if line.is_refused] == []
+    assert [f"{line.source}: {line.reason}" for line in lines if line.is_refused] == []
 
 
 def test_the_option_sets_of_examples_are_converted_or_refused_by_capability(tmp_path: Path) -> None:
     examples = {option_set.name: option_set.conversion for option_set in option_sets("trl")}
     assert len(examples) >= 12
     for name, conversion in examples.items():
-        refused = [f"{line.source}: {line.why}" for line in conversion.lines if line.outcome == "refused"]
+        refused = [f"{line.source}: {line.reason}" for line in conversion.lines if line.outcome == "refused"]
         assert [line for line in refused if "not whole groups" not in line] == [], name
         if not conversion.lost:
             loaded(conversion, tmp_path)

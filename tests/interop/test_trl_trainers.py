@@ -31,7 +31,7 @@ TAUGHT: dict[str, dict[str, Any]] = {"distillation": TEACHER, "gkd": {**TEACHER,
 def test_a_dump_of_the_defaults_converts(kind: str, tree: PeerTree) -> None:
     keys = {**tree.defaults, **WHOLE, **TAUGHT.get(kind, {})}
     conversion = convert_keys(keys, kind=kind)
-    assert [(line.source, line.value, line.why) for line in conversion.refused] == []
+    assert [(line.source, line.value, line.reason) for line in conversion.refused] == []
     assert {line.source for line in conversion.lines} == {*tree.defaults, *WHOLE}
     assert tree_of(kind, tree.defaults)[0] == tree
     assert f"TRL {tree.version}" in conversion.notice
@@ -218,7 +218,7 @@ def test_a_reward_model_leaves_long_pairs_out_as_in_trl(tmp_path: Path) -> None:
 def test_what_is_missing_here_is_refused_by_its_name(kind: str, keys: dict[str, Any], source: str, reason: str) -> None:
     [line] = converted(kind, **keys).refused
     assert (line.source, line.outcome) == (source, "not yet")
-    assert reason in line.why
+    assert reason in line.reason
 
 
 def test_distillation_is_a_divergence_from_a_teacher_on_sampled_answers_without_rewards(tmp_path: Path) -> None:

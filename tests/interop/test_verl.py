@@ -222,7 +222,7 @@ def test_every_setting_that_is_left_out_has_its_reason(
 ) -> None:
     line = line_of(keys, source)
     assert (line.outcome, line.targets) == (outcome, ())
-    assert reason in line.why
+    assert reason in line.reason
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_every_setting_that_is_left_out_has_its_reason(
     ],
 )
 def test_a_reduction_that_verls_critic_takes_over_is_told(keys: dict[str, Any], is_told: bool) -> None:
-    assert ("the critic's loss" in line_of(keys, ACTOR + "loss_agg_mode").why) == is_told
+    assert ("the critic's loss" in line_of(keys, ACTOR + "loss_agg_mode").reason) == is_told
 
 
 def test_a_reward_function_of_verls_is_called_as_it_is(tmp_path: Path) -> None:
@@ -271,14 +271,14 @@ def test_every_field_of_verls_own_configuration_is_known() -> None:
     fields = json.loads((RECORDED / "verl_fields_2026_01.json").read_text())
     lines = convert_keys(fields | {ROLLOUT + "name": "vllm"}).lines
     assert [line.source for line in lines] == list(fields)
-    assert [f"{line.source}: {line.why}" for line in lines if line.is_refused] == []
+    assert [f"{line.source}: {line.reason}" for line in lines if line.is_refused] == []
 
 
 def test_the_option_sets_of_examples_are_converted_or_refused_by_capability(tmp_path: Path) -> None:
     examples = {option_set.name: option_set.conversion for option_set in option_sets("verl")}
     assert len(examples) >= 12
     for name, conversion in examples.items():
-        refused = [f"{line.source}: {line.why}" for line in conversion.lines if line.outcome == "refused"]
+        refused = [f"{line.source}: {line.reason}" for line in conversion.lines if line.outcome == "refused"]
         assert [line for line in refused if "replace it with its value" not in line] == [], name
         if not conversion.lost:
             loaded(conversion, tmp_path)

@@ -93,7 +93,7 @@ def test_what_v1_asks_for_and_is_not_there_is_refused_by_its_name(
     keys: dict[str, Any], source: str, reason: str
 ) -> None:
     line = line_of(convert_keys(SEPARATE | keys), source)
-    assert line.is_refused and reason in line.why
+    assert line.is_refused and reason in line.reason
 
 
 def test_warm_up_of_separate_async_is_counted_in_its_mini_batches(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_reward_function_is_found_under_both_names(table: str, tmp_path: Path)
     assert loaded(conversion, tmp_path).environment.env_class == "rewards.py:compute_score"
     assert conversion.remarks == ()
     arguments = f"{table}custom_reward_function.reward_kwargs.scale"
-    assert "arguments of a reward function" in line_of(convert_keys(MODEL | keys | {arguments: 2}), arguments).why
+    assert "arguments of a reward function" in line_of(convert_keys(MODEL | keys | {arguments: 2}), arguments).reason
 
 
 @pytest.mark.parametrize(
@@ -207,10 +207,10 @@ def test_the_penalty_on_long_answers_belongs_to_the_manager_dapo(manager: str, k
     shaping = loaded(convert_keys(MODEL | keys | {manager: "dapo"}), tmp_path).trainer.algorithm.reward_shaping.overlong
     assert (shaping.buffer_len, shaping.max_len) == (64, 300)
     naive = line_of(convert_keys(MODEL | keys), kwargs + "overlong_buffer_cfg.len")
-    assert naive.outcome == "needless" and "not dapo" in naive.why
+    assert naive.outcome == "needless" and "not dapo" in naive.reason
     filtered = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "reward", manager: "dapo"}
     metric = line_of(convert_keys(MODEL | keys | filtered), "algorithm.filter_groups.metric")
-    assert metric.outcome == "not yet" and "penalty on long answers" in metric.why
+    assert metric.outcome == "not yet" and "penalty on long answers" in metric.reason
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_the_penalty_on_long_answers_belongs_to_the_manager_dapo(manager: str, k
 )
 def test_what_a_reward_asks_for_and_is_not_there_is_refused(keys: dict[str, Any], source: str, reason: str) -> None:
     line = line_of(convert_keys(MODEL | keys), source)
-    assert line.is_refused and reason in line.why
+    assert line.is_refused and reason in line.reason
 
 
 @pytest.mark.parametrize(
@@ -276,6 +276,6 @@ def test_a_critic_has_the_policys_mini_batch(tmp_path: Path) -> None:
     keys = {"actor_rollout_ref.model.path": "a/b", MINI: 32, "critic.model.path": "a/b"}
     assert loaded(convert_keys(keys), tmp_path).trainer.critic_mini_batch_size == 32
     epochs = line_of(convert_keys(keys | {"critic.ppo_epochs": 2}), "critic.ppo_epochs")
-    assert "only the critic has" in epochs.why
+    assert "only the critic has" in epochs.reason
     without = line_of(convert_keys(MODEL | {"critic.optim.lr": 1e-4}), "critic.optim.lr")
-    assert without.outcome == "needless" and "no critic" in without.why
+    assert without.outcome == "needless" and "no critic" in without.reason

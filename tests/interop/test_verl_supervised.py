@@ -94,7 +94,7 @@ def test_the_older_trainer_has_its_own_names_and_defaults(tmp_path: Path) -> Non
     assert (run.optimizer_config.scheduler, run.optimizer_config.warmup_steps_proportion) == ("cosine", 0.1)
     assert (run.sequence_parallel_size, run.placement.num_gpus_per_node) == (2, 4)
     rows = of_script(text.replace("multiturn.enable=true", "prompt_key=question"), tmp_path)
-    assert "rename them to instruction and output" in line_of(rows, "data.prompt_key").why
+    assert "rename them to instruction and output" in line_of(rows, "data.prompt_key").reason
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_every_setting_that_is_left_out_has_its_reason(
 ) -> None:
     line = line_of(convert_keys(LEAST | keys), source)
     assert (line.outcome, line.targets) == (outcome, ())
-    assert reason in line.why
+    assert reason in line.reason
 
 
 @pytest.mark.parametrize("kind", ["sft", "fsdp"])

@@ -41,7 +41,7 @@ def converted(at: int) -> Conversion:
 
 
 def refused(conversion: Conversion) -> list[str]:
-    return [f"{line.source}: {line.why}" for line in conversion.refused]
+    return [f"{line.source}: {line.reason}" for line in conversion.refused]
 
 
 @pytest.mark.sampled(3)
@@ -141,8 +141,8 @@ def test_a_switch_that_is_on_is_refused_by_its_name_or_has_an_effect(switch: Swi
     lines = {line.source: line for line in conversion.lines}
     if not lines[key].is_refused and not lines[key].targets:
         reasons = [reason for pattern, reason in WITHOUT_EFFECT_HERE.items() if fnmatchcase(key, pattern)]
-        assert any(reason in lines[key].why for reason in reasons), lines[key].why
-    assert "not known" not in lines[key].why
+        assert any(reason in lines[key].reason for reason in reasons), lines[key].reason
+    assert "not known" not in lines[key].reason
     below = [line for line in lines.values() if switch.key_for(line.source) == key]
-    assert [line.source for line in below if f"read with {key}" in line.why] == []
-    assert [line.source for line in below if "not known" in line.why] == []
+    assert [line.source for line in below if f"read with {key}" in line.reason] == []
+    assert [line.source for line in below if "not known" in line.reason] == []

@@ -105,4 +105,4 @@ def test_no_value_of_a_setting_ends_in_a_traceback(system: str, wrong: object) -
 def test_the_row_says_what_is_expected(system: str, key: str, value: object, expected: str) -> None:
     convert, base, _ = SYSTEMS[system]
     [line] = [line for line in convert({**base, key: value}).lines if line.source == key]
-    assert line.outcome == "refused" and line.why.startswith(f"expected {expected}")
+    assert line.outcome == "refused" and line.reason.startswith(f"expected {expected}")

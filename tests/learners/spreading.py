@@ -199,7 +199,7 @@ async def stored(
 def changed_state(tensors: StoredTensors, name: str, changes: dict[str, Tensor | None]) -> StoredTensors:
     """The same in one file, with other tensors, and without those that are None."""
     kept = {key: tensor for key, tensor in (dict(tensors) | changes).items() if tensor is not None}
-    tensor_shards = [TensorShard.whole(key, tensor) for key, tensor in kept.items()]
+    tensor_shards = [TensorShard.from_full_tensor(key, tensor) for key, tensor in kept.items()]
     return StoredTensors(tensors.storage, "saved", (write_shards(tensor_shards, tensors.storage, "saved", name).name,))
 
 

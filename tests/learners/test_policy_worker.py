@@ -152,8 +152,8 @@ async def test_metrics_cover_the_rows_that_are_not_learned(
         advantages=rows.advantages * (torch.arange(6) % 2).unsqueeze(1),
     )
     skipping, full = worker(trainer), worker(trainer)
-    assert isinstance(full.objective, PolicyObjective) and full.objective.vanishes_without_advantage
-    full.objective = evolve(full.objective, vanishes_without_advantage=False)
+    assert isinstance(full.objective, PolicyObjective) and full.objective.zero_at_zero_advantage
+    full.objective = evolve(full.objective, zero_at_zero_advantage=False)
     assert len(skipping.objective.weigh(rows)) == 3
     one, two = await skipping.update(rows), await full.update(rows)
     assert one == pytest.approx(two, abs=1e-5, rel=1e-5)

@@ -84,10 +84,10 @@ def test_rows_that_were_prepared_pick_what_their_mask_selects() -> None:
     assert prepared.selected is not None and len(prepared.selected) == int(rows.loss_mask.sum())
     assert torch.equal(prepared.pick(rows.input_ids), rows.input_ids[rows.loss_mask])
     values = torch.arange(1.0, len(prepared.selected) + 1, requires_grad=True)
-    assert torch.equal(prepared.pick(prepared.place(values)), values)
-    assert torch.equal(prepared.place(values), rows.place(values))
+    assert torch.equal(prepared.pick(prepared.scatter(values)), values)
+    assert torch.equal(prepared.scatter(values), rows.scatter(values))
     weights = torch.rand(rows.input_ids.shape)
-    [gradient] = torch.autograd.grad((prepared.place(values) * weights).sum(), values)
+    [gradient] = torch.autograd.grad((prepared.scatter(values) * weights).sum(), values)
     assert torch.equal(gradient, weights[rows.loss_mask])
     assert prepared.rows(2, 4).selected is None  # another shape, other places
 

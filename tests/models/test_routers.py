@@ -29,7 +29,7 @@ LENGTHS = torch.tensor([12, 7])
 def tokens_of(lengths: Tensor, replayed: Tensor | None = None) -> RoutedTokens:
     """Padded rows of 12."""
     rows, columns = (torch.arange(12) < lengths[:, None]).nonzero(as_tuple=True)
-    return RoutedTokens(lengths=lengths, rows=rows, places=rows * 12 + columns, replayed=replayed)
+    return RoutedTokens(lengths=lengths, rows=rows, positions=rows * 12 + columns, replayed=replayed)
 
 
 def logits_and_routers(model: Any, lengths: Tensor) -> tuple[Tensor, tuple[Tensor, ...], Routers]:

@@ -42,22 +42,22 @@ def test_ranks_that_compute_on_the_same_rows_form_groups(ranks: int, together: i
 @pytest.mark.parametrize(
     ("verdict", "expected"),
     [
-        (uneven_ranks(12, 8), Uneven(whole=12, by=8, nearest=(8, 16))),
-        (uneven_ranks(4, 8), Uneven(whole=4, by=8, nearest=(8,))),
+        (uneven_ranks(12, 8), Uneven(total=12, divisor=8, nearest=(8, 16))),
+        (uneven_ranks(4, 8), Uneven(total=4, divisor=8, nearest=(8,))),
         (uneven_ranks(16, 8), None),
-        (uneven_batch(1024, 300), Uneven(whole=1024, by=300, nearest=(256, 512))),
+        (uneven_batch(1024, 300), Uneven(total=1024, divisor=300, nearest=(256, 512))),
         # of the divisors of 60, only multiples of 4 can be dealt to 4 ranks
-        (uneven_batch(60, 16, 1, 4), Uneven(whole=60, by=16, nearest=(12, 20))),
-        (uneven_batch(7, 3, 1, 4), Uneven(whole=7, by=3, nearest=(1, 7))),
+        (uneven_batch(60, 16, 1, 4), Uneven(total=60, divisor=16, nearest=(12, 20))),
+        (uneven_batch(7, 3, 1, 4), Uneven(total=7, divisor=3, nearest=(1, 7))),
         (uneven_batch(1024, 256), None),
-        (uneven_mini_batch(120, 30, 5, 8), Uneven(whole=150, by=8, nearest=(24, 40))),
-        (uneven_mini_batch(10, 5, 1, 4), Uneven(whole=5, by=4, nearest=())),
+        (uneven_mini_batch(120, 30, 5, 8), Uneven(total=150, divisor=8, nearest=(24, 40))),
+        (uneven_mini_batch(10, 5, 1, 4), Uneven(total=5, divisor=4, nearest=())),
         (uneven_mini_batch(120, 24, 5, 8), None),
-        (uneven_micro_batch(160, 64), Uneven(whole=160, by=64, nearest=(40, 80))),
-        (uneven_micro_batch(160, 64, also=(160, 60)), Uneven(whole=160, by=64, nearest=(20,))),
+        (uneven_micro_batch(160, 64), Uneven(total=160, divisor=64, nearest=(40, 80))),
+        (uneven_micro_batch(160, 64, also=(160, 60)), Uneven(total=160, divisor=64, nearest=(20,))),
         (uneven_micro_batch(160, 32), None),
         # 6 samples go to 4 ranks in multiples of 2 prompts, and 3 prompts make a mini-batch
-        (uneven_scoring(9, 6, 4, mini=3), Uneven(whole=54, by=4, nearest=(6, 12))),
+        (uneven_scoring(9, 6, 4, mini=3), Uneven(total=54, divisor=4, nearest=(6, 12))),
         (uneven_scoring(6, 6, 4, mini=3), None),
     ],
 )

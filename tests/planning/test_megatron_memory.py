@@ -14,7 +14,7 @@ LAYER, TABLE = 4 * 16 + 3 * 24 + 2 * 4, 40  # four matrices of attention, three 
 PASS = Pass(rows=2, prompt=3, answer=5, packed=False)
 SIXTEEN = Computing(precision="bfloat16")
 LEARNER = LearnerRank(
-    shape=SHAPE, how=SIXTEEN, scoring=PASS, update=PASS, keeps_gradients=False, megatron=MegatronSharding()
+    shape=SHAPE, computing=SIXTEEN, scoring=PASS, update=PASS, keeps_gradients=False, megatron=MegatronSharding()
 )
 
 
@@ -26,7 +26,7 @@ def test_weights_are_in_the_type_of_the_computation_beside_masters_and_two_state
     assert stage_resting(kept)["gradients"] == 4 * weights
     summed = attrs.evolve(kept, megatron=MegatronSharding(gradient_size=2))
     assert stage_resting(summed)["gradients"] == 2 * weights
-    floats = attrs.evolve(LEARNER, how=Computing(precision="float32"))
+    floats = attrs.evolve(LEARNER, computing=Computing(precision="float32"))
     assert stage_resting(floats) == {"parameters": 4 * weights, "gradients": 0, "optimizer": 8 * weights}
 
 
@@ -34,7 +34,7 @@ def test_a_stage_has_its_layers_and_one_table_and_replicas_share_the_optimizer()
     spread = attrs.evolve(LEARNER, megatron=MegatronSharding(stages=2, sharing_states=3))
     weights = 2 * LAYER + TABLE
     assert stage_resting(spread) == {"parameters": 2 * weights, "gradients": 0, "optimizer": 12 * weights // 3}
-    cut = attrs.evolve(spread, how=attrs.evolve(SIXTEEN, tensor=2))
+    cut = attrs.evolve(spread, computing=attrs.evolve(SIXTEEN, tensor=2))
     assert stage_resting(cut)["parameters"] == weights
 
 
@@ -63,7 +63,9 @@ def test_the_first_stage_holds_a_micro_batch_for_each_stage() -> None:
 def test_tokens_that_are_cut_between_matrices_divide_all_that_a_layer_keeps() -> None:
     def activations(**spread: bool) -> int:
         computing = attrs.evolve(SIXTEEN, tensor=2)
-        learner = attrs.evolve(LEARNER, how=computing, megatron=MegatronSharding(stages=4, **spread), micro_batches=8)
+        learner = attrs.evolve(
+            LEARNER, computing=computing, megatron=MegatronSharding(stages=4, **spread), micro_batches=8
+        )
         return stage_memory(learner)["update"]["activations"]
 
     assert activations(cuts_tokens=True) < activations()

@@ -13,7 +13,7 @@ from skyrl.planning.serving import Serving
 SHAPE = ModelShape(layers=2, hidden=4, intermediate=6, heads=2, key_heads=1, head_size=2, vocabulary=10)
 PASS = Pass(rows=2, prompt=3, answer=5, packed=False)
 FLOATS, SIXTEEN = Computing(precision="float32"), Computing(precision="bfloat16")
-LEARNER = LearnerRank(shape=SHAPE, how=FLOATS, scoring=PASS, update=PASS, keeps_gradients=False)
+LEARNER = LearnerRank(shape=SHAPE, computing=FLOATS, scoring=PASS, update=PASS, keeps_gradients=False)
 
 
 def test_a_layer_keeps_what_its_backward_reads() -> None:
@@ -48,7 +48,7 @@ def test_weights_and_adam_rest_over_the_ranks_that_share_them() -> None:
 def test_zero_has_masters_beside_what_it_computes_with() -> None:
     def rests(stage: int) -> Bytes:
         zero = ZeroSettings(stage=stage, bucket=100, persistent=0)
-        return resting(attrs.evolve(LEARNER, how=SIXTEEN, shards=2, zero=zero))
+        return resting(attrs.evolve(LEARNER, computing=SIXTEEN, shards=2, zero=zero))
 
     weights = SHAPE.parameters
     assert rests(2) == {"parameters": 2 * weights, "optimizer": 6 * weights}
@@ -82,7 +82,7 @@ def test_more_work_never_takes_less() -> None:
     shape = known_shape("Qwen/Qwen2.5-0.5B")
     assert shape is not None
     for computing in (FLOATS, SIXTEEN):
-        learner = attrs.evolve(LEARNER, shape=shape, how=computing)
+        learner = attrs.evolve(LEARNER, shape=shape, computing=computing)
         sizes = [
             total(learner_memory(attrs.evolve(learner, update=attrs.evolve(PASS, rows=rows)))["update"])
             for rows in (1, 2, 4, 8, 64, 512)

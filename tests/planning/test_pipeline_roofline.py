@@ -20,7 +20,7 @@ ROWS = PassRows(tokens=1000, length=10, micro_batches=6)
 ALONE = Sharding(data=1, shards=1)
 PASS = Pass(rows=1, prompt=5, answer=5, packed=False)
 LEARNER = LearnerRank(
-    shape=SHAPE, how=Computing(precision="bfloat16"), scoring=PASS, update=PASS, megatron=MegatronSharding()
+    shape=SHAPE, computing=Computing(precision="bfloat16"), scoring=PASS, update=PASS, megatron=MegatronSharding()
 )
 
 

@@ -54,13 +54,13 @@ def test_a_process_of_ray_that_ended_is_named_with_how(
     services: dict[str, subprocess.Popen[bytes]], tmp_path: Path, name: str, end: signal.Signals | None, message: str
 ) -> None:
     cluster, process = Cluster(folder=tmp_path), services[name]
-    assert cluster.why_lost() is None
+    assert cluster.loss_reason() is None
     if end is None:
         process.communicate(b"\n")
     else:
         process.send_signal(end)
         process.wait()
-    assert cluster.why_lost() == f"Ray's own process {name} (process {process.pid}) {message}"
+    assert cluster.loss_reason() == f"Ray's own process {name} (process {process.pid}) {message}"
 
 
 def processes_on(cluster: Cluster) -> RayProcesses:
@@ -117,12 +117,12 @@ def test_a_head_that_is_gone_counts_as_lost_once_it_was_silent_for_long(
         monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
         monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
         cluster = Cluster()
-        assert cluster.why_lost() is None
-    assert cluster.why_lost() is None, "it may restart"
+        assert cluster.loss_reason() is None
+    assert cluster.loss_reason() is None, "it may restart"
     now[0] += ray_cluster._UNREACHABLE_SECONDS - 1
-    assert cluster.why_lost() is None
+    assert cluster.loss_reason() is None
     now[0] += 1
-    assert f"the head of the Ray cluster at {address} cannot be reached for 30 s" in str(cluster.why_lost())
+    assert f"the head of the Ray cluster at {address} cannot be reached for 30 s" in str(cluster.loss_reason())
 
 
 def test_a_cluster_that_is_gone_is_not_asked_to_disconnect(monkeypatch: pytest.MonkeyPatch) -> None:

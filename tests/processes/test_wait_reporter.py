@@ -42,7 +42,7 @@ def test_waits_are_named_together_with_what_is_known_of_the_samples() -> None:
     with progress.waiting_for("generate"):
         samples.begin(128)
         samples.end(125)
-        time.now = call.begun = 3.0
+        time.now = call.start_time = 3.0
         with samples.in_environment(call):
             time.now = 15.0
             silence.look()

@@ -14,9 +14,9 @@ def test_samples_that_are_finished_are_taken_off_and_calls_of_environments_are_t
     samples.end(3)
     assert str(samples) == "5 of 8 samples, all of them in the engines"
     first, second, waits = (ThreadCall(lambda: None) for _ in range(3))
-    first.begun = 100.0
+    first.start_time = 100.0
     with samples.in_environment(first), samples.in_environment(waits):
-        now[0] = second.begun = 112.0
+        now[0] = second.start_time = 112.0
         with samples.in_environment(second):
             assert str(samples) == "5 of 8 samples, 2 calls of environments, the oldest for 12 s"
         assert str(samples) == "5 of 8 samples, 1 call of environments, the oldest for 12 s"

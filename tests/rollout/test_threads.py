@@ -105,21 +105,21 @@ async def test_as_many_calls_run_at_a_time_as_there_may_be_threads() -> None:
         workers.run(call)
     assert {(await _of(ran))[0] for _ in range(2)} == {0, 1}
     workers._add()
-    assert [call.begun is None for call in calls] == [False, False, True, True]
+    assert [call.start_time is None for call in calls] == [False, False, True, True]
     workers.give_up(calls[3])  # it never runs
     workers.give_up(calls[0])  # it keeps its place
     assert not workers.are_given_up
-    assert calls[2].begun is None
+    assert calls[2].start_time is None
     go.set()
     assert (await _of(ran))[0] == 2
-    assert calls[3].begun is None
+    assert calls[3].start_time is None
 
 
 async def test_a_call_that_was_given_up_gives_its_place_back_when_it_returns() -> None:
     workers, ran, go = Workers(KeptThreads(), 1), SimpleQueue[tuple[int, int]](), threading.Event()
     lost = ThreadCall(go.wait)
     workers.run(lost)
-    while lost.begun is None:
+    while lost.start_time is None:
         await sleep(0)
     workers.give_up(lost)
     assert workers.are_given_up
@@ -253,7 +253,7 @@ def test_a_call_behind_one_that_blocks_begins_after_a_few_milliseconds(monkeypat
     def block(workers: Workers) -> None:
         call = workers._next_call()
         assert call is not None
-        start_times.append(call.begun)
+        start_times.append(call.start_time)
 
     async def both() -> None:
         workers = Workers(KeptThreads(), 2)

@@ -132,11 +132,11 @@ def test_an_invalid_sweep_is_refused(tables: Mapping[str, Any], message: str, tm
 def test_every_point_is_checked_before_anything_starts(workdir: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         trials(grid={LR: (1e-3, "fast"), "trainer.epoch": (1,)})
-    locations = {problem.path: problem.place for problem in refused.value.problems}
+    locations = {problem.path: problem.location for problem in refused.value.problems}
     assert locations == {LR: "grid of the sweep", "trainer.epoch": "grid of the sweep"}
     with pytest.raises(ConfigError) as refused:
         trials(set={"trainer.epochs": "many"}, points=({LR: "fast"},), seeds=(-1,))
-    locations = {problem.path: problem.place for problem in refused.value.problems}
+    locations = {problem.path: problem.location for problem in refused.value.problems}
     assert locations == {"trainer.epochs": "set of the sweep", LR: "points of the sweep", SEED: "seeds of the sweep"}
     assert not (workdir / "sweeps").exists()
 

@@ -89,8 +89,8 @@ def test_a_loss_vanishes_without_advantage_where_the_table_says_so(algorithm: Al
     leaf = seen().logprobs.requires_grad_()
     value = policy_loss(algorithm)(seen(logprobs=leaf, advantages=torch.zeros(2, 3))).sum()
     vanishes = value.item() == 0.0 and not torch.autograd.grad(value, leaf)[0].any()
-    assert vanishes or not loss_facts(algorithm).vanishes_without_advantage
-    assert policy_objective(algorithm).vanishes_without_advantage == loss_facts(algorithm).vanishes_without_advantage
+    assert vanishes or not loss_facts(algorithm).zero_at_zero_advantage
+    assert policy_objective(algorithm).zero_at_zero_advantage == loss_facts(algorithm).zero_at_zero_advantage
 
 
 @pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
@@ -128,7 +128,7 @@ class Own:
     width: float = 0.1
     reads_rollout_logprobs: ClassVar[bool] = False
     of_whole_answers: ClassVar[bool] = True
-    vanishes_without_advantage: ClassVar[bool] = True
+    zero_at_zero_advantage: ClassVar[bool] = True
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         return -inputs.advantages * inputs.logprobs
@@ -163,7 +163,7 @@ def test_what_a_loss_of_ones_own_declares_is_checked_like_ours() -> None:
     assert [problem.path for problem in sequence_loss_weighs_answers_equally(run)] == [
         "trainer.algorithm.loss_reduction"
     ]
-    assert policy_objective(run.trainer.algorithm).vanishes_without_advantage
+    assert policy_objective(run.trainer.algorithm).zero_at_zero_advantage
 
 
 @pytest.mark.usefixtures("registered")
@@ -177,4 +177,4 @@ def test_what_an_estimator_of_ones_own_declares_is_checked_like_ours() -> None:
 def test_a_loss_of_ones_own_that_declares_nothing_is_taken_for_nothing() -> None:
     PolicyLossRegistry.register("plain", lambda inputs: -inputs.logprobs)
     facts = loss_facts(AlgorithmConfig(policy_loss_type="plain"))
-    assert facts.reads_old_logprobs and facts.reads_rollout_logprobs is None and not facts.vanishes_without_advantage
+    assert facts.reads_old_logprobs and facts.reads_rollout_logprobs is None and not facts.zero_at_zero_advantage

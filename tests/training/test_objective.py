@@ -86,7 +86,7 @@ def test_rows_that_have_no_part_in_the_loss_are_left_out(
 ) -> None:
     objective = PolicyObjective(
         policy_loss=likelihood,
-        vanishes_without_advantage=vanishes,
+        zero_at_zero_advantage=vanishes,
         kl_loss_coef=divergence,
         entropy_loss_coef=entropy,
     )
@@ -126,7 +126,7 @@ def test_one_row_without_an_advantage_is_watched_for_thirty_two_that_are_learned
         groups=torch.zeros(count, dtype=torch.long),
         advantages=is_learned.float().unsqueeze(1).expand(count, 4),
     )
-    objective = PolicyObjective(policy_loss=likelihood, vanishes_without_advantage=True)
+    objective = PolicyObjective(policy_loss=likelihood, zero_at_zero_advantage=True)
     watched = objective.watched(batch)
     if not sample:
         assert watched is None

@@ -128,7 +128,7 @@ def collated(seed: int, *, apart: bool) -> TrainingBatch:
     ]
     batch = collate(groups)
     count = int(batch.loss_mask.sum())
-    old, ref = (batch.place(-torch.rand(count, generator=numbers)) for _ in range(2))
+    old, ref = (batch.scatter(-torch.rand(count, generator=numbers)) for _ in range(2))
     return batch.with_fields(old_logprobs=old, ref_logprobs=ref)
 
 

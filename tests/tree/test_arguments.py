@@ -31,7 +31,7 @@ def test_what_is_no_path_is_refused(path: str) -> None:
 
 def test_the_value_is_everything_after_the_first_sign_of_equality() -> None:
     read = read_argument("a.b=c=d e", 3)
-    assert (read.path, read.value, read.is_text, read.origin.place) == (("a", "b"), "c=d e", True, "argument 3")
+    assert (read.path, read.value, read.is_text, read.origin.location) == (("a", "b"), "c=d e", True, "argument 3")
     assert read_argument("a=", 1).value == ""
     assert read_argument("a=x\ny", 1).value == "x\ny"
 
@@ -57,7 +57,7 @@ def test_what_is_no_argument_is_refused_with_its_number(argument: str, path: str
     [problem] = caught.value.problems
     assert problem.path == path
     assert message in problem.message
-    assert problem.place == "argument 7"
+    assert problem.location == "argument 7"
 
 
 def test_the_prefix_plus_is_told_how_to_write_it() -> None:
@@ -67,4 +67,4 @@ def test_the_prefix_plus_is_told_how_to_write_it() -> None:
 
 def test_overrides_in_python_have_the_types_of_python() -> None:
     [read] = read_python({"a.b": "1"})
-    assert (read.path, read.value, read.is_text, read.origin.place) == (("a", "b"), "1", False, "Python")
+    assert (read.path, read.value, read.is_text, read.origin.location) == (("a", "b"), "1", False, "Python")

@@ -116,7 +116,7 @@ def test_a_path_of_thousands_of_names_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("seed = 1\n" + "a." * (MOST_PARTS + 1) + "b = 1")
     problem = refusal(tmp_path / "run.toml")
     assert problem.message == "not valid TOML: a key has more than 60 parts"
-    assert problem.place.endswith("run.toml:2")
+    assert problem.location.endswith("run.toml:2")
 
 
 def test_a_text_with_many_dots_is_no_long_key(tmp_path: Path) -> None:

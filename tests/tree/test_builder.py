@@ -176,7 +176,7 @@ def test_null_is_refused_where_a_value_must_be() -> None:
 
 def test_a_wrong_value_is_told_with_path_and_argument() -> None:
     assert only_problem(arguments("seed=1", "policy.optimizer.lr=fast")) == Problem(
-        path="policy.optimizer.lr", message="'fast' is not a number", place="argument 2"
+        path="policy.optimizer.lr", message="'fast' is not a number", location="argument 2"
     )
 
 
@@ -186,7 +186,7 @@ def test_a_wrong_value_is_told_with_file_and_line(tmp_path: Path) -> None:
         path="policy.optimizer.lr",
         message="'1e-6' is not a number",
         hint="remove the quotes",
-        place=f"{tmp_path}/1.toml:4",
+        location=f"{tmp_path}/1.toml:4",
     )
 
 
@@ -205,7 +205,7 @@ def test_every_mistake_is_told_once(tmp_path: Path) -> None:
     text = "sed = 1\nsteps = 0\n[policy]\npath = 1\nfoo = 2\n"
     builder = toml(tmp_path, text + "[policy.optimizer]\nlr = 'x'\nbetas = [0.9, 'y']\ndecay = 0.3")
     run = builder.build()
-    assert sorted((problem.path, problem.place[-1]) for problem in builder.problems) == [
+    assert sorted((problem.path, problem.location[-1]) for problem in builder.problems) == [
         ("policy.foo", "5"),
         ("policy.optimizer.betas", "8"),
         ("policy.optimizer.lr", "7"),
@@ -268,7 +268,7 @@ def test_what_a_class_refuses_as_a_whole_keeps_the_table_and_breaks_it() -> None
     builder = assign(assign(assign(TreeBuilder(Foreign()), "range.low", 5), "range.high", 3), "size", 2)
     assert builder.build() == Foreign(size=2)
     assert builder.problems == [
-        Problem(path="range", message="low = 5 is not below high = 3", place=builder.problems[0].place)
+        Problem(path="range", message="low = 5 is not below high = 3", location=builder.problems[0].location)
     ]
     assert builder.broken == {"range"}
 

@@ -13,7 +13,7 @@ from tests.tree.trees import Model, Optimizer, Run, arguments, toml, values
 
 def places(builder: TreeBuilder[Run], path: str) -> list[str]:
     """Where a path was written, winner last."""
-    return [origin.place for origin in builder.origins.get(path, ())]
+    return [origin.location for origin in builder.origins.get(path, ())]
 
 
 def test_the_chain_of_a_value_has_every_file_and_argument_that_set_it(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_the_chain_of_a_value_has_every_file_and_argument_that_set_it(tmp_path: 
 
 def test_every_key_of_a_table_has_its_own_line(tmp_path: Path) -> None:
     builder = toml(tmp_path, "[options]\na = 1\n[options.in]\nb = 2\nc.d = 3")
-    assert {path: chain[-1].place[-1] for path, chain in builder.origins.items()} == {
+    assert {path: chain[-1].location[-1] for path, chain in builder.origins.items()} == {
         "options.a": "2",
         "options.in.b": "4",
         "options.in.c.d": "5",
@@ -85,10 +85,10 @@ def test_the_place_of_a_table_is_that_of_what_is_in_it_and_of_a_field_that_of_th
 
 
 def test_a_place_is_told_as_a_person_would() -> None:
-    assert Origin(kind="rule", where="a_rule").place == "derived by a_rule"
-    assert Origin(kind="python").place == "Python"
-    assert Origin(kind="file", where="run.toml").place == "run.toml"
-    assert DEFAULT.place == ""
+    assert Origin(kind="rule", where="a_rule").location == "derived by a_rule"
+    assert Origin(kind="python").location == "Python"
+    assert Origin(kind="file", where="run.toml").location == "run.toml"
+    assert DEFAULT.location == ""
 
 
 def test_a_dotted_path_quotes_what_has_to_be_quoted() -> None:

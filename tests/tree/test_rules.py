@@ -112,7 +112,7 @@ def test_what_was_written_beside_a_broken_value_is_not_broken() -> None:
 
 def test_a_problem_has_the_place_of_its_value() -> None:
     problems = find_problems(Run(seed=3), (the_seed_is_even,), {"seed": ARGUMENT})
-    assert problems == [Problem(path="seed", message="3 is odd", place="argument 1")]
+    assert problems == [Problem(path="seed", message="3 is odd", location="argument 1")]
     assert find_problems(Run(seed=4), (the_seed_is_even,), {}) == []
 
 

@@ -31,7 +31,7 @@ OPEN = ReadContext(
         Migration(old="policy.rate", new="policy.optimizer.lr", since="1.0"),
         Migration(old="policy.opt", new="policy.optimizer"),
         Migration(old="loud", new="mode", convert=lambda value: "latest" if value else "none"),
-        Migration(old="gone", since="2.0", why="nobody used it", harmless=(False, 0)),
+        Migration(old="gone", since="2.0", reason="nobody used it", harmless=(False, 0)),
     ),
     is_open=True,
 )
@@ -108,7 +108,7 @@ def test_yaml_that_is_refused(text: str, message: str, location: str, tmp_path: 
     write(tmp_path, run_yaml=text)
     problem = refusal(tmp_path, "run.yaml")
     assert any(part in problem.message for part in message.split("|"))
-    assert problem.place == f"{tmp_path}/run.yaml{location}"
+    assert problem.location == f"{tmp_path}/run.yaml{location}"
 
 
 def test_aliases_that_unfold_without_end_are_refused_at_once(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_json_that_is_refused(text: str, message: str, tmp_path: Path) -> None:
 def test_a_wrong_value_is_told_with_its_line_in_every_language(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     problem = only_problem(from_files(tmp_path, name))
-    assert (problem.path, problem.place) == ("policy.optimizer.lr", f"{tmp_path}/{name}:4")
+    assert (problem.path, problem.location) == ("policy.optimizer.lr", f"{tmp_path}/{name}:4")
 
 
 @pytest.mark.parametrize("value", ["1e-6", "no", "null", "", "0x1", ".5", "12:30", "<<", "=", "\x85\u2028", "é\t#:"])
@@ -160,9 +160,9 @@ def test_a_file_is_written_on_top_of_what_it_extends(tmp_path: Path) -> None:
     builder = from_files(tmp_path, "run.toml")
     run = built(builder)
     assert (run.steps, run.policy.path, run.name, run.seed) == (3, "small", "base", 2)
-    locations = [origin.place for origin in builder.origins["seed"]]
+    locations = [origin.location for origin in builder.origins["seed"]]
     assert locations == [f"{tmp_path}/inner/base.yaml:3", f"{tmp_path}/run.toml:2"]
-    assert builder.origins["steps"][-1].place == "preset short"
+    assert builder.origins["steps"][-1].location == "preset short"
 
 
 def test_several_bases_count_in_their_order(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_base_that_cannot_be_used_is_told_where_it_is_named(base: str, message
     write(tmp_path, run_toml=f"seed = 1\nextends = {base}" if base != "5" else "seed = 1\nextends = 5")
     problem = refusal(tmp_path, "run.toml")
     assert message in problem.message
-    assert problem.place == f"{tmp_path}/run.toml:2"
+    assert problem.location == f"{tmp_path}/run.toml:2"
 
 
 # Words
@@ -191,7 +191,7 @@ def test_a_path_goes_back_to_its_default() -> None:
         "seed=1", "policy.optimizer.lr=1", "policy.extra.a=1", "~seed", "~policy.optimizer", "~policy.extra.a"
     )
     assert built(builder) == Run()
-    assert [origin.place for origin in builder.origins["seed"]] == ["argument 4"]
+    assert [origin.location for origin in builder.origins["seed"]] == ["argument 4"]
     assert builder.origins["seed"][0].kind == "default"
 
 
@@ -220,7 +220,7 @@ TABLES = 'policy.extra.a=[{"b": [1], "c": 3}, [1, 2], 5]'
 def test_what_is_inside_of_an_item_is_written_like_what_is_inside_of_a_table(word: str, items: object) -> None:
     builder = words(TABLES, word)
     assert built(builder).policy.extra == {"a": items}
-    assert [origin.place for origin in builder.origins["policy.extra.a"]][-1] == "argument 2"
+    assert [origin.location for origin in builder.origins["policy.extra.a"]][-1] == "argument 2"
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_a_table_is_taken_from_a_file(tmp_path: Path) -> None:
     write(tmp_path, part_toml="lr = 0.5\ndecay = 0.25")
     builder = words(f"critic.optimizer=@{tmp_path}/part.toml")
     assert built(builder).critic.optimizer == Optimizer(lr=0.5, decay=0.25)
-    assert builder.origins["critic.optimizer.decay"][-1].place == f"{tmp_path}/part.toml:2"
+    assert builder.origins["critic.optimizer.decay"][-1].location == f"{tmp_path}/part.toml:2"
     assert built(words("name=@part.toml")).name == "@part.toml"
     missing = only_problem(words("critic.optimizer=@gone.toml"))
     assert (missing.path, missing.message) == ("gone.toml", "cannot be read: no such file")
@@ -278,13 +278,13 @@ def test_a_variable_is_read_as_on_a_command_line(tmp_path: Path) -> None:
     builder = from_files(tmp_path, "run.toml")
     run = built(builder)
     assert (run.steps, run.stop) == (7, ("a", "b"))
-    assert builder.origins["steps"][-1].place == f"{tmp_path}/run.toml:1 (env:STEPS)"
+    assert builder.origins["steps"][-1].location == f"{tmp_path}/run.toml:1 (env:STEPS)"
 
 
 def test_a_variable_that_is_missing_or_wrong_is_told(tmp_path: Path) -> None:
     assert "is not set" in only_problem(words("steps=env:GONE")).message
     wrong = only_problem(words("policy.optimizer.lr=env:RATE"))
-    assert (wrong.message, wrong.place) == ("'fast' is not a number", "argument 1")
+    assert (wrong.message, wrong.location) == ("'fast' is not a number", "argument 1")
     without = only_problem(words("steps=env:STEPS", context=ReadContext(is_open=True)))
     assert "none were passed" in without.message
 
@@ -298,7 +298,7 @@ def test_a_variable_is_missed_only_where_no_later_layer_gives_the_value(later: s
 def test_references_are_followed_in_free_form_tables_and_not_in_stored_trees() -> None:
     builder = words("policy.extra.a=env:STEPS")
     assert built(builder).policy.extra == {"a": 7}
-    assert builder.origins["policy.extra.a"][-1].place == "argument 1 (env:STEPS)"
+    assert builder.origins["policy.extra.a"][-1].location == "argument 1 (env:STEPS)"
     assert built(words("name=env:STEPS", context=ReadContext())).name == "env:STEPS"
 
 
@@ -310,12 +310,12 @@ def test_an_old_name_is_followed_with_a_warning(tmp_path: Path) -> None:
     builder = from_files(tmp_path, "run.toml")
     run = builder.build()
     assert run.policy.optimizer == Optimizer(lr=0.5, decay=0.25)
-    assert [(problem.path, problem.severity, problem.place[-1]) for problem in builder.problems] == [
+    assert [(problem.path, problem.severity, problem.location[-1]) for problem in builder.problems] == [
         ("policy.rate", "warning", "2"),
         ("policy.opt", "warning", "3"),
     ]
     assert "is called policy.optimizer.lr in skyrl (since 1.0)" in builder.problems[0].message
-    assert builder.origins["policy.optimizer.lr"][-1].place == f"{tmp_path}/run.toml:2"
+    assert builder.origins["policy.optimizer.lr"][-1].location == f"{tmp_path}/run.toml:2"
 
 
 def test_two_values_under_two_names_of_one_field_are_refused_in_one_file_and_layered_in_two(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_two_values_under_two_names_of_one_field_are_refused_in_one_file_and_lay
     builder = from_files(tmp_path, "both.toml")
     builder.build()
     [_, refused] = builder.problems
-    assert (refused.path, refused.severity, refused.place) == ("policy.rate", "error", f"{tmp_path}/both.toml:2")
+    assert (refused.path, refused.severity, refused.location) == ("policy.rate", "error", f"{tmp_path}/both.toml:2")
     assert refused.message == "0.5 contradicts policy.optimizer.lr = 0.25: both names are the same field"
 
 

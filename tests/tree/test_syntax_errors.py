@@ -63,7 +63,7 @@ def test_the_line_is_shown_with_a_caret_and_the_cause(name: str, text: str, loca
     error = refusal(name, text)
     [problem] = error.problems
     line, column = map(int, location.split(":"))
-    assert problem.place == f"{name}:{location}"
+    assert problem.location == f"{name}:{location}"
     source_line = f"{line} | {text.split(chr(10))[line - 1]}".replace("\t", " ").rstrip()
     assert problem.hint.splitlines() == [source_line, " " * (len(str(line)) + 2 + column) + "^", cause]
     assert str(error).count(name) == 1  # the place is said once

@@ -24,7 +24,7 @@ def test_a_file_is_one_assignment_to_the_root(tmp_path: Path) -> None:
     file.write_text("a = 1\n[b]\nc = [1.5, 'x']")
     read = read_file(str(file))[0]
     assert (read.path, read.value) == ((), {"a": 1, "b": {"c": [1.5, "x"]}})
-    assert read.origin.at("b").at("c").place == f"{file}:3"
+    assert read.origin.at("b").at("c").location == f"{file}:3"
 
 
 def test_lines_are_counted_alike_on_windows(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_lines_are_counted_alike_on_windows(tmp_path: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbfa = 1\r\n\r\n[b]\r\nc = '''\r\n'''\r\nd = 2\r\n")
     read = read_file(str(file))[0]
     assert read.value == {"a": 1, "b": {"c": "", "d": 2}}
-    assert read.origin.at("b").at("d").place == f"{file}:6"
+    assert read.origin.at("b").at("d").location == f"{file}:6"
 
 
 def test_the_home_folder_may_be_abbreviated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_file_that_is_not_toml_is_told_with_line_and_column(
     file = tmp_path / "run.toml"
     file.write_text(text)
     problem = refused(str(file))
-    assert problem.place.startswith(f"{file}{location}")
+    assert problem.location.startswith(f"{file}{location}")
     assert problem.message.startswith(message)
 
 
@@ -152,5 +152,5 @@ def test_items_of_a_list_of_tables_share_the_line_of_the_first() -> None:
 def test_a_key_inside_a_value_has_the_line_of_the_key_that_holds_it(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("x = 0\na = {b = {c = 1}}")
-    assert read_file(str(file))[0].origin.at("a").at("b").at("c").place == f"{file}:2"
-    assert read_file(str(file))[0].origin.at("nowhere").place == str(file)
+    assert read_file(str(file))[0].origin.at("a").at("b").at("c").location == f"{file}:2"
+    assert read_file(str(file))[0].origin.at("nowhere").location == str(file)

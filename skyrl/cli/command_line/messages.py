@@ -13,7 +13,7 @@ import click
 from skyrl.errors import ConfigError, Problem, ProblemLine, ProblemPart, printable, problem_table
 from skyrl.processes.redaction import redacted
 
-_COLOURS: Mapping[ProblemPart, str] = {"path": "cyan", "place": "blue", "hint": "green"}
+_COLOURS: Mapping[ProblemPart, str] = {"path": "cyan", "location": "blue", "hint": "green"}
 _LINE_OF_A_FILE = re.compile(r"\d+ \| |\s*\^$")
 """A line of a file that is shown, or the caret below it: neither can be wrapped."""
 
@@ -63,16 +63,16 @@ def _coloured(line: ProblemLine, title: str) -> str:
 
 
 def _stacked_lines(problems: Iterable[Problem], width: int) -> Iterator[ProblemLine]:
-    """The path and the place of each problem on one line or two; below them the message and the advice."""
+    """The path and the location of each problem on one line or two; below them the message and the advice."""
     for problem in problems:
-        path, place = printable(problem.path), printable(problem.place)
-        if path and place.startswith(path):
-            yield (("place", f"  {place}"),)
-        elif len(path) + len(place) + 4 <= width:
-            yield (("path", f"  {path}  "), ("place", place))
+        path, location = printable(problem.path), printable(problem.location)
+        if path and location.startswith(path):
+            yield (("location", f"  {location}"),)
+        elif len(path) + len(location) + 4 <= width:
+            yield (("path", f"  {path}  "), ("location", location))
         else:
             yield (("path", f"  {path}"),)
-            yield (("place", f"  {place}"),)
+            yield (("location", f"  {location}"),)
         texts: tuple[tuple[ProblemPart, str], ...] = (("message", problem.message), ("hint", problem.hint))
         for part, text in texts:
             for line in text.splitlines():

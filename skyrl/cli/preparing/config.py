@@ -106,7 +106,7 @@ def show(
     elif with_origins:
         click.echo(forms.lines_with_origins(run, origins))
     else:
-        click.echo(forms.written_text(run, language) if written else forms.whole(run, language))
+        click.echo(forms.written_text(run, language) if written else forms.full_tree(run, language))
 
 
 @config.command(epilog=examples("skyrl config explain trainer.train_batch_size run.toml"))
@@ -148,7 +148,7 @@ def explanation_text(explanation: Explanation) -> str:
     if is_table:
         lines += ["", *_fields(explanation.value)]
     else:
-        width = max(len(step.place) for step in explanation.chain)
+        width = max(len(step.location) for step in explanation.chain)
         lines += ["", "Where it came from, the last one wins:"]
         lines += [line for step in explanation.chain for line in _step(step, width)]
     if explanation.feeds:
@@ -174,7 +174,7 @@ def _fields(table: Mapping[str, Any]) -> list[str]:
 def _step(step: ValueOrigin, width: int) -> list[str]:
     import textwrap
 
-    lines = [f"  {step.place:<{width}}  {_spelled(step.value)}"]
+    lines = [f"  {step.location:<{width}}  {_spelled(step.value)}"]
     lines += textwrap.wrap(step.because, 96, initial_indent="      ", subsequent_indent="      ")
     return [*lines, *(f"      from {path} = {_spelled(value)}  ({location})" for path, value, location in step.reads)]
 
@@ -333,7 +333,7 @@ def _reported(converted: Conversion, house: str, is_written: bool) -> dict[str, 
                 "value": masked(line.value, line.source),
                 "outcome": line.outcome,
                 "targets": line.targets,
-                "why": line.why,
+                "reason": line.reason,
                 "changes_training": line.is_refused and line.changes_training,
             }
             for line in converted.lines

@@ -32,13 +32,13 @@ def dump(data: Mapping[str, Any], language: str, of: object) -> str:
     return tomli_w.dumps(as_toml_has_it(data, of)).rstrip("\n")
 
 
-def whole(run: RunConfig, language: str) -> str:
+def full_tree(run: RunConfig, language: str) -> str:
     """Every field as text, without secrets."""
     return dump(public_dict(run), language, run)
 
 
 def written_text(run: RunConfig, language: str) -> str:
-    """`whole` of a tree before anything is derived, without the fields that are left to a rule."""
+    """`full_tree` before anything is derived, without the fields that are left to a rule."""
     from skyrl.config.loading.kinds import kind_of
     from skyrl.tree.rules import is_whole
 

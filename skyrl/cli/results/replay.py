@@ -81,17 +81,17 @@ def bisect(run_a: Path, run_b: Path, as_json: bool) -> None:
 
     parting = part(run_a, run_b)
     if as_json:
-        print_result(asdict(parting), ok=not parting.found)
-        raise click.exceptions.Exit(1 if parting.found else 0)
+        print_result(asdict(parting), ok=not parting.differences)
+        raise click.exceptions.Exit(1 if parting.differences else 0)
     for path, (one, other) in parting.configuration.items():
         click.echo(f"configuration: {path} = {json.dumps(one)} in A, {json.dumps(other)} in B")
     for path, (one, other) in parting.code.items():
         click.echo(f"code: {path} is {one or 'absent'} in A, {other or 'absent'} in B")
     kind = "recordings" if parting.recorded else "metrics (one of the runs has no recording)"
-    if parting.found:
+    if parting.differences:
         equal = [step for step in parting.compared if step != parting.compared[-1]]
         click.echo(f"{kind} are equal in {_count(equal)}")
-        click.echo(f"step {parting.compared[-1]} diverges, first in {_spelled(parting.found, 'in A', 'in B')}")
+        click.echo(f"step {parting.compared[-1]} diverges, first in {_spelled(parting.differences, 'in A', 'in B')}")
         raise click.exceptions.Exit(1)
     click.echo(f"{kind} are equal in {_count(parting.compared)}")
     if parting.only_in_one:
@@ -100,9 +100,9 @@ def bisect(run_a: Path, run_b: Path, as_json: bool) -> None:
 
 def _spelled(differences: Sequence[Difference], one: str, other: str) -> str:
     first, *rest = differences
-    lines = [f"{first.what}:", f"  {first.where}: {first.one} {one}, {first.other} {other}"]
+    lines = [f"{first.quantity}:", f"  {first.where}: {first.one} {one}, {first.other} {other}"]
     if rest:
-        lines.append(f"  then in: {', '.join(dict.fromkeys(difference.what for difference in rest))}")
+        lines.append(f"  then in: {', '.join(dict.fromkeys(difference.quantity for difference in rest))}")
     return "\n".join(lines)
 
 

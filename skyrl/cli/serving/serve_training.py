@@ -70,5 +70,5 @@ def serve_training(arguments: tuple[str, ...], strict: bool, add_client: str | N
         return
     from skyrl.experiments.training_service import TrainingServiceExp
 
-    TrainingServiceExp(run, composed.places).serve(click.echo)
+    TrainingServiceExp(run, composed.locations).serve(click.echo)
     click.echo("The training service has stopped; the same command goes on.")

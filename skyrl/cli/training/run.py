@@ -77,7 +77,7 @@ def run(arguments: tuple[str, ...], strict: bool, new: bool) -> None:
         make = experiment_class(composed.config)
     for attempt in attempts(composed.config):
         experiment = make(attempt.run)
-        experiment.is_another_try, experiment.places = attempt.is_another_try, composed.places
+        experiment.is_another_try, experiment.locations = attempt.is_another_try, composed.locations
         with attempt:
             trained = RunSession(experiment).run()
     if not trained:

@@ -64,8 +64,8 @@ def ranks_form_whole_groups(run: SkyRLTrainConfig) -> Iterator[Problem]:
         if verdict and reads(run.trainer, "megatron_config"):
             yield Problem(
                 path=f"trainer.{model}.megatron_config",
-                message=f"tensor x pipeline x context = {verdict.by} does not divide the {RL_ROLES[model].title}'s "
-                f"{verdict.whole} ranks",
+                message=f"tensor x pipeline x context = {verdict.divisor} does not divide the "
+                f"{RL_ROLES[model].title}'s {verdict.total} ranks",
                 hint=f"nearest numbers of ranks that it divides: {_join_sizes(verdict.nearest)}",
             )
         elif verdict:
@@ -78,14 +78,14 @@ def _ranks_left_over(run: SkyRLTrainConfig, model: Model, verdict: Uneven) -> Pr
     sizes = {name: getattr(degrees, name) for name in ("sequence", "context", "tensor")}
     above_one = {name: size for name, size in sizes.items() if size > 1}
     name, size = next(
-        ((name, size) for name, size in above_one.items() if verdict.whole % size), next(iter(above_one.items()))
+        ((name, size) for name, size in above_one.items() if verdict.total % size), next(iter(above_one.items()))
     )
-    others = verdict.by // size
-    fitting = divisors(verdict.whole if verdict.whole % others else verdict.whole // others)
+    others = verdict.divisor // size
+    fitting = divisors(verdict.total if verdict.total % others else verdict.total // others)
     product = f"{' x '.join(above_one)} = {' x '.join(map(str, above_one.values()))} = " if others > 1 else ""
     return Problem(
         path=f"trainer.{model}.{name}_parallel_size",
-        message=f"{product}{verdict.by} does not divide the {RL_ROLES[model].title}'s {verdict.whole} ranks",
+        message=f"{product}{verdict.divisor} does not divide the {RL_ROLES[model].title}'s {verdict.total} ranks",
         hint=nearest_divisors(nearest(size, fitting)),
     )
 
@@ -109,10 +109,10 @@ def mini_batch_divides_over_ranks(run: SkyRLTrainConfig) -> Iterator[Problem]:
         if ranks is None or batch % mini:
             continue  # reported by another check
         if verdict := uneven_mini_batch(batch, mini, samples, ranks):
-            others = nearest(ranks, divisors(verdict.whole))
+            others = nearest(ranks, divisors(verdict.total))
             yield Problem(
                 path=f"trainer.{model}_mini_batch_size",
-                message=f"{verdict.whole} samples ({mini} prompts x {samples}) cannot be split evenly across the "
+                message=f"{verdict.total} samples ({mini} prompts x {samples}) cannot be split evenly across the "
                 f"{RL_ROLES[model].title}'s {ranks} data-parallel ranks",
                 hint=f"nearest sizes that can: {_join_sizes(verdict.nearest)}"
                 if verdict.nearest
@@ -155,7 +155,7 @@ def scoring_shares_are_equal(run: SkyRLTrainConfig) -> Iterator[Problem]:
         if verdict := uneven_scoring(batch, samples, ranks, mini=run.trainer.policy_mini_batch_size):
             yield Problem(
                 path="trainer.train_batch_size",
-                message=f"{verdict.whole} samples ({batch} prompts x {samples}) cannot be split evenly across the "
+                message=f"{verdict.total} samples ({batch} prompts x {samples}) cannot be split evenly across the "
                 f"{RL_ROLES[model].title}'s {ranks} data-parallel ranks",
                 hint="nearest sizes that can, and that trainer.policy_mini_batch_size divides: "
                 f"{_join_sizes(verdict.nearest)}",

@@ -75,11 +75,11 @@ def _problems(text: Text, path: str, origins: Origins) -> Iterator[Problem]:
             path=path,
             message=f"{reference[0][:80]} stands there as it is: nothing replaces it",
             hint=_instead_of(text.value),
-            place=place_of(path, origins),
+            location=place_of(path, origins),
             severity="warning" if text.is_inside or reference[0].startswith("$(") else "error",
         )
     elif not text.is_inside and _OF_FILES.fullmatch(text.field) and (refusal := refused_file_name(text.value)):
-        yield Problem(path=path, message=refusal, hint="choose a shorter one", place=place_of(path, origins))
+        yield Problem(path=path, message=refusal, hint="choose a shorter one", location=place_of(path, origins))
 
 
 def refused_file_name(text: str) -> str | None:

@@ -164,7 +164,7 @@ def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape, teacher_b
     work = work_of(run, model)
     return LearnerRank(
         shape=shape,
-        how=Computing(
+        computing=Computing(
             precision=_precision(run, model),
             trains_all=not rank,
             tensor=degrees.tensor,

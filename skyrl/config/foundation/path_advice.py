@@ -15,7 +15,7 @@ from skyrl.tree import get_at
 
 def with_paths_beside(problem: Problem, run: RunConfig) -> Problem:
     """The problem, with a hint if it is about a path that exists beside the file in which it was written."""
-    file = Path(problem.place.rpartition(":")[0])
+    file = Path(problem.location.rpartition(":")[0])
     folder = file.parent
     if problem.hint or not file.is_file() or folder.resolve() == Path.cwd():
         return problem

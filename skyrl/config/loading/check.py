@@ -48,7 +48,7 @@ def without_effect(run: RunConfig, origins: Origins | None, broken: Collection[s
         Problem(
             path=path,
             message=f"has no effect in this run: it acts only when {effect.condition.words}",
-            place=place_of(path, origins or {}),
+            location=place_of(path, origins or {}),
             severity="warning",
         )
         for path, effect in idle.items()
@@ -98,7 +98,7 @@ def _folders_of_another_run(run: RunConfig, origins: Origins, broken: Collection
                     path=path,
                     message=f"{written.value} is in the folder of another run: {chosen} was {folder} there",
                     hint=f"leave it out, so that it follows {chosen}, or override it, too",
-                    place=written.place,
+                    location=written.location,
                 )
 
 
@@ -112,4 +112,4 @@ def _masked_secret_problems(run: RunConfig, origins: Origins, broken: Collection
         if not touches([path], broken):
             hint = "take it from a variable: env:NAME"
             message = f"{HIDDEN} is a placeholder for a secret: give the secret again"
-            yield Problem(path=path, message=message, hint=hint, place=place_of(path, origins))
+            yield Problem(path=path, message=message, hint=hint, location=place_of(path, origins))

@@ -26,14 +26,14 @@ from skyrl.tree.origins import Origins, Path, dotted, place_of
 from skyrl.tree.rules import paths_read, touches
 from skyrl.tree.suggestions import suggestion
 from skyrl.tree.types import describe, is_mapping
-from skyrl.tree.validators import wanted_by
+from skyrl.tree.validators import requirement_of
 
 
 @frozen(kw_only=True)
 class ValueOrigin:
     """One origin of the value. The last one wins."""
 
-    place: str
+    location: str
     """`default`, `run.toml:14`, `argument 2`, `derived by <rule>`."""
 
     value: Any
@@ -83,7 +83,7 @@ def explain(path: str, run: RunConfig, origins: Origins) -> Explanation:
         path=path,
         value=_printable(_value(run, names), names[depth:]),
         type=describe(attribute.type),
-        allowed=wanted_by(attribute.validator) if depth == len(names) else "",
+        allowed=requirement_of(attribute.validator) if depth == len(names) else "",
         doc=doc,
         chain=_chain(path, names, depth, run, origins),
         feeds=tuple((rule.writes, rule.name) for rule in kind.rules if touches([path], rule.reads)),
@@ -136,11 +136,11 @@ def _default(run: RunConfig, names: Path) -> ValueOrigin:
     for depth, name in enumerate(names[:-1]):
         table, default = getattr(table, name, None), getattr(default, name, None)
         if not attrs.has(type(table)):
-            return ValueOrigin(place=place, value=_printable(_value(default, names[depth + 1 :])))
+            return ValueOrigin(location=place, value=_printable(_value(default, names[depth + 1 :])))
         if type(default) is not type(table):
             place = f"default of {type(table).__name__}" if default is None else place
             default = type(table)()
-    return ValueOrigin(place=place, value=_printable(_value(default, names[-1:])))
+    return ValueOrigin(location=place, value=_printable(_value(default, names[-1:])))
 
 
 def _chain(path: str, names: Path, depth: int, run: RunConfig, origins: Origins) -> tuple[ValueOrigin, ...]:
@@ -158,7 +158,10 @@ def _chain(path: str, names: Path, depth: int, run: RunConfig, origins: Origins)
             continue
         steps.append(
             ValueOrigin(
-                place=origin.place or "default", value=value, because=rule.reason if rule else "", reads=tuple(reads)
+                location=origin.location or "default",
+                value=value,
+                because=rule.reason if rule else "",
+                reads=tuple(reads),
             )
         )
     return tuple(steps)

@@ -58,10 +58,10 @@ class Composed(Generic[C]):
     warnings: tuple[Problem, ...]
 
     @property
-    def places(self) -> dict[str, str]:
+    def locations(self) -> dict[str, str]:
         """Dotted path -> place where it was written, such as `run.toml:14`; without defaults and derived values."""
         last = {path: chain[-1] for path, chain in self.origins.items() if chain}
-        return {path: origin.place for path, origin in last.items() if origin.kind not in ("default", "rule")}
+        return {path: origin.location for path, origin in last.items() if origin.kind not in ("default", "rule")}
 
 
 def load(
@@ -211,14 +211,14 @@ class _Layer:
     assignments: Sequence[Assignment] = ()
     error: ConfigError | None = None
     file: str = ""
-    place: str = ""
+    location: str = ""
 
 
 def _file_layer(name: str, place: str = "") -> _Layer:
     try:
-        return _Layer(assignments=_read_file(name), file=name, place=place)
+        return _Layer(assignments=_read_file(name), file=name, location=place)
     except ConfigError as error:
-        return _Layer(error=error, file=name, place=place)
+        return _Layer(error=error, file=name, location=place)
 
 
 def _read_file(name: str) -> list[Assignment]:
@@ -328,7 +328,8 @@ def _take(builder: TreeBuilder[Any], layer: _Layer, root: type[Any]) -> None:
         name = layer.file
         hint = f"write the value without a space: {name}=VALUE" if _is_path(name, root) else ""
         builder.problems.extend(
-            evolve(problem, place=problem.place or layer.place, hint=problem.hint or hint) for problem in error.problems
+            evolve(problem, location=problem.location or layer.location, hint=problem.hint or hint)
+            for problem in error.problems
         )
         builder.broken.add("")  # without the file, the rest cannot be judged
 
@@ -365,7 +366,7 @@ def _caller() -> str:
 
 def _sort_by_place(problems: Iterable[Problem]) -> list[Problem]:
     """Sorts problems: files in the order of their lines, then arguments, then values that were never written."""
-    return sorted(problems, key=lambda problem: _sort_key(problem.place))
+    return sorted(problems, key=lambda problem: _sort_key(problem.location))
 
 
 def _sort_key(location: str) -> tuple[int, str, int]:

@@ -42,7 +42,7 @@ def _moved(old: str, new: str, since: str, **more: Any) -> Migration:
 
 
 def _removed_field(old: str, since: str, reason: str, *harmless: object) -> Migration:
-    return Migration(old=old, since=since, why=reason, harmless=harmless)
+    return Migration(old=old, since=since, reason=reason, harmless=harmless)
 
 
 def _model_migrations() -> tuple[Migration, ...]:
@@ -80,7 +80,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     # SkyRL's Hydra era
     *(_moved(f"generator.{name}", f"{_ENGINE}.{name}", HYDRA) for name in _SAME_NAME),
     *(_moved(f"generator.{old}", f"{_ENGINE}.{new}", HYDRA) for old, new in _OTHER_NAME.items()),
-    Migration(old="generator.model_name", since=HYDRA, why="the engines serve the policy's model, and its name to "
+    Migration(old="generator.model_name", since=HYDRA, reason="the engines serve the policy's model, and its name to "
               "requests is generator.inference_engine.served_model_name"),
     # the documents that the tree came from
     *(_moved(f"{_ENGINE}.{old}", f"{_ENGINE}.{new}", DOCUMENTS) for old, new in _OTHER_NAME.items()),
@@ -113,10 +113,10 @@ MIGRATIONS: tuple[Migration, ...] = (
     *(_moved(f"trainer.{model}.megatron_config.moe_enable_routing_replay", f"trainer.{model}.moe_enable_routing_replay",
              "") for model in ("policy", "ref")),
     _moved(f"{_ENGINE}.delta_weight_sync.sync_dir", f"{_ENGINE}.weight_sync_path", ""),
-    *(Migration(old=f"{_ENGINE}.delta_weight_sync.{name}", needless=True, why=reason)
+    *(Migration(old=f"{_ENGINE}.delta_weight_sync.{name}", needless=True, reason=reason)
       for name, reason in _DELTAS.items()),
     _removed_field(f"{_ENGINE}.delta_weight_sync", "", "its fields are those of the engines: weight_sync_path", None),
-    *(Migration(old=f"trainer.{model}.language_model_only", needless=True, why=_LANGUAGE)
+    *(Migration(old=f"trainer.{model}.language_model_only", needless=True, reason=_LANGUAGE)
       for model in ("policy", "ref")),
     *NEWER_UPSTREAM_FIELDS,
 )  # fmt: skip

@@ -52,8 +52,8 @@ class _Feature:
         reason = f"SkyRL added this after March 2026, and it is not implemented yet: {self.name}"
         idle = f"only read with {self.switches[0]}, which is refused here"
         return (
-            *(Migration(old=path, why=reason, harmless=self.nothing, is_later=True) for path in self.switches),
-            *(Migration(old=path, why=idle, needless=True) for path in self.settings),
+            *(Migration(old=path, reason=reason, harmless=self.nothing, is_later=True) for path in self.switches),
+            *(Migration(old=path, reason=idle, needless=True) for path in self.settings),
         )
 
 
@@ -216,7 +216,7 @@ def _filter(value: object) -> object:
 
 NEWER_UPSTREAM_FIELDS: tuple[Migration, ...] = (
     *(migration for feature in FEATURES for migration in feature.migrations),
-    *(Migration(old=path, why=reason, needless=True) for reason, paths in _NEEDLESS.items() for path in paths),
+    *(Migration(old=path, reason=reason, needless=True) for reason, paths in _NEEDLESS.items() for path in paths),
     # train/fully_async_trainer.py:383: a batch is filled with groups whose rewards differ, as by dynamic sampling
     Migration(
         old="trainer.fully_async.sample_full_batch",

@@ -19,7 +19,7 @@ from skyrl.tree.docs import docs_of
 from skyrl.tree.dump import stored_value
 from skyrl.tree.suggestions import suggestion
 from skyrl.tree.types import describe
-from skyrl.tree.validators import wanted_by
+from skyrl.tree.validators import requirement_of
 
 CHANGES = """A resumed run may change a field freely, with `resume_with_changes`, or never, because it would be another
 run. Fields that may not change freely are in the fingerprint."""
@@ -124,7 +124,7 @@ def _field(table: TableReference, path: str, root: type[Any], shared: tuple[str,
     default = json.dumps(stored_value(getattr(table.defaults, attribute.name)), ensure_ascii=False)
     facts = {
         "Type": describe(attribute.type),
-        "Allowed": wanted_by(attribute.validator),
+        "Allowed": requirement_of(attribute.validator),
         "Default": f"`{default}`",
         "May change on resume": _ON_RESUME[role_of(attribute)],
     }

@@ -32,7 +32,7 @@ def kept_text(written: RunConfig, origins: Origins) -> str:
             path=dotted(path),
             message="is a secret, which would be written into the file that is handed on",
             hint='write "env:NAME" as the whole value, and set that variable where the run starts',
-            place=place_of(dotted(path), origins),
+            location=place_of(dotted(path), origins),
         )
         for path in _differing(tables, public_tables)
     ]

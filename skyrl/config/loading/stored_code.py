@@ -49,7 +49,7 @@ def code_that_is_only_stored(run: RunConfig, origins: Origins) -> Iterator[Probl
                 message=f"{words} is code that only the stored run names, and that runs only if you name it, too: "
                 f"{danger}",
                 hint=f"if you trust it, pass --trust, or name it in this command, too: {path}={shlex.quote(words)}",
-                place=place_of(path, origins),
+                location=place_of(path, origins),
             )
 
 

@@ -226,7 +226,7 @@ class LossFacts:
     """Whether the loss is one of pairs of answers: rewards rank them, log-probabilities of a reference are compared
     with, and no advantage is read."""
 
-    vanishes_without_advantage: bool = False
+    zero_at_zero_advantage: bool = False
     """Whether loss and gradient are exactly 0 at tokens with advantage 0: rows with only such tokens skip the forward
     pass."""
 
@@ -247,21 +247,21 @@ def _decoupled_clips(decoupled: DecoupledConfig) -> Mapping[str, Any]:
 
 
 POLICY_LOSSES: Mapping[str, LossFacts] = {
-    "regular": LossFacts(made_by="clipped_losses:RegularLoss", fields=_CLIP, vanishes_without_advantage=True),
+    "regular": LossFacts(made_by="clipped_losses:RegularLoss", fields=_CLIP, zero_at_zero_advantage=True),
     "dual_clip": LossFacts(
-        made_by="clipped_losses:DualClipLoss", fields=(*_CLIP, "clip_ratio_c"), vanishes_without_advantage=True
+        made_by="clipped_losses:DualClipLoss", fields=(*_CLIP, "clip_ratio_c"), zero_at_zero_advantage=True
     ),
     "gspo": LossFacts(
-        made_by="clipped_losses:GSPOLoss", fields=_CLIP, of_whole_answers=True, vanishes_without_advantage=True
+        made_by="clipped_losses:GSPOLoss", fields=_CLIP, of_whole_answers=True, zero_at_zero_advantage=True
     ),
     "gmpo": LossFacts(
-        made_by="clipped_losses:GMPOLoss", table="gmpo", of_whole_answers=True, vanishes_without_advantage=True
+        made_by="clipped_losses:GMPOLoss", table="gmpo", of_whole_answers=True, zero_at_zero_advantage=True
     ),
     "cispo": LossFacts(
-        made_by="clipped_losses:CISPOLoss", table="cispo", vanishes_without_advantage=True, by_settings=_cispo_compares
+        made_by="clipped_losses:CISPOLoss", table="cispo", zero_at_zero_advantage=True, by_settings=_cispo_compares
     ),
     "sapo": LossFacts(
-        made_by="clipped_losses:SAPOLoss", table="sapo", of_whole_answers=True, vanishes_without_advantage=True
+        made_by="clipped_losses:SAPOLoss", table="sapo", of_whole_answers=True, zero_at_zero_advantage=True
     ),
     "clip_cov": LossFacts(
         made_by="covariance_losses:ClipCovLoss", table="clip_cov", fields=_CLIP, takes_corrections=False
@@ -272,24 +272,24 @@ POLICY_LOSSES: Mapping[str, LossFacts] = {
         fields=_CLIP,
         reads_old_logprobs=False,
         reads_rollout_logprobs=True,
-        vanishes_without_advantage=True,
+        zero_at_zero_advantage=True,
     ),
     "dppo": LossFacts(
         made_by="rollout_losses:DPPOLoss",
         table="dppo",
         reads_old_logprobs=False,
         reads_rollout_logprobs=True,
-        vanishes_without_advantage=True,
+        zero_at_zero_advantage=True,
     ),
     "decoupled": LossFacts(
         made_by="rollout_losses:DecoupledLoss",
         table="decoupled",
         fields=_CLIP,
         reads_rollout_logprobs=True,
-        vanishes_without_advantage=True,
+        zero_at_zero_advantage=True,
         by_settings=_decoupled_clips,
     ),
-    "importance_sampling": LossFacts(made_by="rollout_losses:ImportanceSamplingLoss", vanishes_without_advantage=True),
+    "importance_sampling": LossFacts(made_by="rollout_losses:ImportanceSamplingLoss", zero_at_zero_advantage=True),
     "cross_entropy": LossFacts(made_by="rollout_losses:CrossEntropyLoss", reads_old_logprobs=False),
     "online_dpo": LossFacts(
         made_by="ranked_pairs:OnlineDPOLoss",
@@ -297,7 +297,7 @@ POLICY_LOSSES: Mapping[str, LossFacts] = {
         reads_old_logprobs=False,
         takes_corrections=False,
         learns_from_pairs=True,
-        vanishes_without_advantage=True,
+        zero_at_zero_advantage=True,
     ),
 }
 """Facts about each built-in loss, keyed by the value of `policy_loss_type`."""

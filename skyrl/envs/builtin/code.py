@@ -143,6 +143,6 @@ class CodeEnv(Env):
 
     def _passes(self, program: str, test: ProgramTest) -> bool:
         source = as_script(program) if test.function is None else as_call(program, test.function)
-        room = max(self._limits.output_bytes, 8 * len(str(test.wanted)))
-        ran = self._sandbox.run(source, test.given.encode(errors="replace"), evolve(self._limits, output_bytes=room))
+        room = max(self._limits.output_bytes, 8 * len(str(test.expected)))
+        ran = self._sandbox.run(source, test.stdin.encode(errors="replace"), evolve(self._limits, output_bytes=room))
         return ran.ended == "exit" and ran.code == 0 and test.passes(ran.stdout.decode(errors="replace"))

@@ -31,10 +31,10 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 class ProgramTest:
     """One test: the input of a program, and the output or return value that is expected."""
 
-    given: str
+    stdin: str
     """Standard input; for a function, one argument per line as JSON."""
 
-    wanted: Any
+    expected: Any
     """Expected text on standard output, or the expected return value of a function."""
 
     function: str | None = None
@@ -44,8 +44,8 @@ class ProgramTest:
         """Whether the printed output is right. A number too large to compare, for example, is wrong."""
         try:
             if self.function is None:
-                return outputs_match(printed, self.wanted)
-            return values_match(json.loads(printed.rstrip("\n").rpartition("\n")[2]), self.wanted)
+                return outputs_match(printed, self.expected)
+            return values_match(json.loads(printed.rstrip("\n").rpartition("\n")[2]), self.expected)
         except (ArithmeticError, ValueError, RecursionError):
             return False
 
@@ -74,7 +74,7 @@ def _test(test: Mapping[str, Any], named: str | None) -> ProgramTest:
     if name is not None:
         if not (isinstance(name, str) and name.isidentifier() and isinstance(test_input, list)):
             raise ValueError("a test that calls a function needs its name under fn_name, and a list under input")
-        return ProgramTest(given="\n".join(map(json.dumps, test_input)), wanted=expected, function=name)
+        return ProgramTest(stdin="\n".join(map(json.dumps, test_input)), expected=expected, function=name)
     if test.get("testtype") == "functional":
         function = _function_of(test) or named
         if function is None or not function.isidentifier():
@@ -83,8 +83,8 @@ def _test(test: Mapping[str, Any], named: str | None) -> ProgramTest:
             raise ValueError("a test with testtype = functional has each argument, and the output, as JSON in a text")
         for line in test_input.split("\n"):
             json.loads(line)  # a test that cannot be read is the row's mistake, not the program's
-        return ProgramTest(given=test_input, wanted=json.loads(expected), function=function)
-    return ProgramTest(given=_text(test_input), wanted=_text(expected))
+        return ProgramTest(stdin=test_input, expected=json.loads(expected), function=function)
+    return ProgramTest(stdin=_text(test_input), expected=_text(expected))
 
 
 def _function_of(test: Mapping[str, Any]) -> str | None:

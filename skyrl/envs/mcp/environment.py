@@ -123,18 +123,18 @@ def _offered(settings: McpEnvConfig, tier: Tier | Literal["auto"]) -> tuple[Serv
     for index, config in enumerate(settings.servers):
         server = McpServer(
             config=config,
-            place=f"{TABLE}.servers[{index}]",
+            config_path=f"{TABLE}.servers[{index}]",
             tier=tier,
             start_seconds=settings.start_timeout_seconds,
             call_seconds=settings.call_timeout_seconds,
         )
-        chosen = _chosen(config, settled(server.offered()), server.place)
+        chosen = _chosen(config, settled(server.offered()), server.config_path)
         tools = tuple(_tool(item, settings) for item in chosen)
         for tool in tools:
             if other := servers.get(tool.name):
                 raise TaskError(
                     f"the tool {tool.name} is offered by the MCP servers {other.config.shown} and {config.shown}: "
-                    f"leave it out of {other.place}.tools or {server.place}.tools"
+                    f"leave it out of {other.config_path}.tools or {server.config_path}.tools"
                 )
             servers[tool.name] = server
         every.append(ServerTools(server, tools))

@@ -61,7 +61,7 @@ class McpServer:
     """A server of the configuration, and how long it may take."""
 
     config: McpServerConfig
-    place: str
+    config_path: str
     """Path of its table in the configuration."""
 
     tier: Tier | Literal["auto"]
@@ -93,7 +93,7 @@ class McpServer:
             await session.close()
             if self.config.command or clock() + pause >= deadline:
                 verb = "does not start" if self.config.command else "cannot be used"
-                raise TaskError(f"the MCP server {self.config.shown} {verb} ({self.place}): {reason}")
+                raise TaskError(f"the MCP server {self.config.shown} {verb} ({self.config_path}): {reason}")
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -112,7 +112,7 @@ class McpServer:
     @cached_property
     def command(self) -> LocatedCommand:
         """Its command. Raises `TaskError` for files that do not exist."""
-        return located_command(self.config.command, self.config.readable, self.place)
+        return located_command(self.config.command, self.config.readable, self.config_path)
 
     def headers(self) -> dict[str, str]:
         """Headers of requests, with their secrets. Raises `TaskError` for one that is not there."""
@@ -124,7 +124,7 @@ class McpServer:
     def _revealed(self, name: str, secret: Secret) -> str:
         value = (api_key(secret.name) or "").strip()
         if not value:
-            raise TaskError(f"the variable {secret.name} is not set, from which {self.place} takes its {name}")
+            raise TaskError(f"the variable {secret.name} is not set, from which {self.config_path} takes its {name}")
         if not value.isascii() or not value.isprintable():  # a library's error would show the value
             raise TaskError(f"the variable {secret.name} holds characters that no header may have")
         return value

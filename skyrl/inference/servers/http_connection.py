@@ -93,7 +93,7 @@ class Connection:
 
     async def get(self, path: str, *, seconds: float, attempts: int = ATTEMPTS) -> object:
         """The answer to a GET request. Raises as `post`."""
-        return await self._ask(path, seconds, attempts, partial(self._attempt, "GET", path, None, {}, {}))
+        return await self._request(path, seconds, attempts, partial(self._attempt, "GET", path, None, {}, {}))
 
     async def read(
         self,
@@ -110,7 +110,7 @@ class Connection:
         """
         method = "GET" if body is None else "POST"
         once = partial(self._attempt, method, path, body, query or {}, {})
-        return await self._ask(path, seconds, attempts, partial(_fitting, once, kind))
+        return await self._request(path, seconds, attempts, partial(_fitting, once, kind))
 
     async def check_health(self, path: str, *, seconds: float) -> None:
         """Returns when the server answers a GET request, in any way: one that is paused or loads weights may answer
@@ -122,7 +122,7 @@ class Connection:
                 if response.status_code in _OF_A_GATEWAY:
                     raise _Failure(f"it answers {response.status_code}")
 
-        await self._ask(path, seconds, MOST_ATTEMPTS, once)
+        await self._request(path, seconds, MOST_ATTEMPTS, once)
 
     def suspend(self) -> None:
         """Stop the clocks of all requests, until `resume`: the server is paused and works on none."""
@@ -161,7 +161,7 @@ class Connection:
                 raise
 
         try:
-            return await self._ask(path, seconds, MOST_ATTEMPTS, asked)
+            return await self._request(path, seconds, MOST_ATTEMPTS, asked)
         except ProcessError as error:
             raise ProcessError(f"{error}{self._remedy}") from error
 
@@ -180,7 +180,7 @@ class Connection:
 
         Raises `ServerRefusal` if the server refuses the request, `ProcessError` if no valid answer arrives in time.
         """
-        return await self._ask(
+        return await self._request(
             path, seconds, attempts, partial(self._attempt, "POST", path, body or {}, query or {}, headers or {})
         )
 
@@ -199,7 +199,7 @@ class Connection:
         `begin` creates the listener of each attempt. `seconds` limits the whole stream. Raises as `post`, and any error
         of a listener.
         """
-        await self._ask(path, seconds, ATTEMPTS, partial(self._events, path, body, headers or {}, begin))
+        await self._request(path, seconds, ATTEMPTS, partial(self._events, path, body, headers or {}, begin))
 
     async def close(self) -> None:
         """Closes every connection; requests in progress fail."""
@@ -207,7 +207,7 @@ class Connection:
         if client is not None:
             await client.aclose()
 
-    async def _ask(self, path: str, seconds: float, attempts: int, once: Callable[[], Awaitable[T]]) -> T:
+    async def _request(self, path: str, seconds: float, attempts: int, once: Callable[[], Awaitable[T]]) -> T:
         reason, failed, misread = "it did not answer", 0, 0
         limit = asyncio.timeout(None if self._suspended else seconds)
         try:

@@ -97,7 +97,7 @@ class ScoringServer:
         the fields of its `address` and of the largest `length`.
         """
         try:
-            self._model = await self._asked_model()
+            self._model = await self._request_model()
         except ProcessError as error:
             raise ProcessError(f"{error}: start the teacher, or correct {address}") from error
         limit = self._model.max_model_len
@@ -117,7 +117,7 @@ class ScoringServer:
         """Scores of the tokens after the first. Raises `ProcessError` if the server does not answer in time, or in as
         many `attempts`, and `RunError` for an answer that lacks a token or has a number that is not finite.
         """
-        request_scores = self._asked_sglang if self._protocol == "sglang" else self._asked_vllm
+        request_scores = self._request_sglang_scores if self._protocol == "sglang" else self._request_vllm_scores
         try:
             scores = await request_scores(tokens, top, attempts)
         except ServerRefusal:
@@ -142,7 +142,7 @@ class ScoringServer:
         """Close every connection."""
         await self._connection.close()
 
-    async def _asked_model(self) -> ServedModel:
+    async def _request_model(self) -> ServedModel:
         if self._protocol == "sglang":
             info = await self._connection.wait_for_first(_Info, "/get_model_info", seconds=_FIRST_ANSWER_SECONDS)
             return ServedModel(str(info.model_path), str(info.model_path), _whole(info.context_length))
@@ -152,7 +152,9 @@ class ScoringServer:
         model = models.data[0]
         return ServedModel(model.id, model.root or model.id, _whole(model.max_model_len))
 
-    async def _asked_vllm(self, tokens: Sequence[int], top: int, attempts: int) -> list[tuple[float, dict[int, float]]]:
+    async def _request_vllm_scores(
+        self, tokens: Sequence[int], top: int, attempts: int
+    ) -> list[tuple[float, dict[int, float]]]:
         body = {
             "model": self._model.name,
             "prompt": list(tokens),
@@ -173,7 +175,7 @@ class ScoringServer:
             scores.append((table[token], table))
         return scores
 
-    async def _asked_sglang(
+    async def _request_sglang_scores(
         self, tokens: Sequence[int], top: int, attempts: int
     ) -> list[tuple[float, dict[int, float]]]:
         body = {

@@ -17,7 +17,7 @@ from skyrl.processes.answers import BadAnswer
 class Streamed(Protocol):
     """A streamed answer."""
 
-    whole: dict[str, Any]
+    answer: dict[str, Any]
     """The answer so far, in the form of one that is not streamed."""
 
     def add(self, event: object) -> None:
@@ -45,7 +45,7 @@ async def fetch_sample(
         return attempts[-1].add
 
     await connection.hear(path, {**body, "stream": True}, seconds=seconds, headers=headers, begin=begin)
-    return attempts[-1].whole
+    return attempts[-1].answer
 
 
 class _Reported:
@@ -71,7 +71,7 @@ class Parts:
     """An answer in parts, as vLLM streams it: lists are continued, and other values replace earlier ones."""
 
     def __init__(self, requested: RequestedSample) -> None:
-        self.whole: dict[str, Any] = {}
+        self.answer: dict[str, Any] = {}
         self._choice: dict[str, Any] = {}
         self._reported = _Reported(requested)
 
@@ -80,27 +80,27 @@ class Parts:
         choices = fields.pop("choices", None)
         if not isinstance(choices, list) or len(choices) > 1:
             raise BadAnswer("with a part that does not have exactly one choice")
-        _continue(self.whole, fields)
+        _continue(self.answer, fields)
         for choice in choices:  # a part with token counts has none
             part = mapping(choice, "a choice")
             self._reported.report(ids(part.get("token_ids") or []))
             _continue(self._choice, part)
-            self.whole["choices"] = [self._choice]
+            self.answer["choices"] = [self._choice]
 
 
 class Growing:
     """An answer of SGLang, which repeats all of it so far in every event."""
 
     def __init__(self, requested: RequestedSample) -> None:
-        self.whole: dict[str, Any] = {}
+        self.answer: dict[str, Any] = {}
         self._reported = _Reported(requested)
 
     def add(self, event: object) -> None:
-        self.whole = dict(mapping(event, "a part of an answer"))
-        if self.whole.get("output_ids") is None:
+        self.answer = dict(mapping(event, "a part of an answer"))
+        if self.answer.get("output_ids") is None:
             return  # an older server reports its tokens only with their log-probabilities
-        so_far = ids(self.whole["output_ids"])
-        counted = mapping(self.whole.get("meta_info"), "meta_info").get("completion_tokens")
+        so_far = ids(self.answer["output_ids"])
+        counted = mapping(self.answer.get("meta_info"), "meta_info").get("completion_tokens")
         if counted is not None and counted != len(so_far):
             raise BadAnswer(
                 f"with {len(so_far)} tokens of {counted}: a server started with --stream-output is not supported"

@@ -72,7 +72,7 @@ class DecodeBatch:
         indices = list(range(len(self.rows)))
         for index, drawn in zip(indices, self._sampled_tokens(indices), strict=True):
             row = self.rows[index]
-            row.job.begun[row.index] = self._completion(index, drawn, eos=False, stopped=False)
+            row.job.partial_completions[row.index] = self._completion(index, drawn, eos=False, stopped=False)
         self._keep([])
 
     def set_weights_version(self, version: int) -> None:
@@ -133,7 +133,7 @@ class DecodeBatch:
         themselves were prefilled with the prompt.
         """
         for index, row in enumerate(self.rows[joined:], start=joined):
-            partial = row.job.begun.pop(row.index, None)
+            partial = row.job.partial_completions.pop(row.index, None)
             if partial is not None:
                 if partial.top_logprobs is not None:
                     top = partial.top_logprobs

@@ -50,7 +50,7 @@ class Job:
     completions: dict[int, Completion] = field(factory=dict)
     """Finished samples by their index in `keys`."""
 
-    begun: dict[int, Completion] = field(factory=dict)
+    partial_completions: dict[int, Completion] = field(factory=dict)
     """Tokens that the job's interrupted samples had drawn, by their index in `keys`."""
 
     @property
@@ -66,8 +66,8 @@ class Job:
         """Token sequences to continue, each with its samples' indices. New samples share the prompt; each interrupted
         one continues its own tokens.
         """
-        new = [index for index in self.unfinished if index not in self.begun]
-        later = [(self.prompt_ids + part.token_ids, [index]) for index, part in self.begun.items()]
+        new = [index for index in self.unfinished if index not in self.partial_completions]
+        later = [(self.prompt_ids + part.token_ids, [index]) for index, part in self.partial_completions.items()]
         return ([(self.prompt_ids, new)] if new else []) + later
 
 

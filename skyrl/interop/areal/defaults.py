@@ -164,7 +164,7 @@ def other_defaults(values: Values, run: Any, more: Mapping[str, tuple[Any, str, 
         group = key.removesuffix("steps")
         ours = get_at(run, path)
         if not any(name.startswith(group) for name in values) and ours != same:
-            yield OtherDefault(source=key, theirs=default, path=path, ours=ours)
+            yield OtherDefault(source=key, source_default=default, path=path, skyrl_default=ours)
     key, path = "actor.ppo_n_minibatches", "trainer.policy_mini_batch_size"
     if is_whole(values) and key not in values and not splits_evenly(values):
-        yield OtherDefault(source=key, theirs=MINI_BATCHES, path=path, ours=get_at(run, path))
+        yield OtherDefault(source=key, source_default=MINI_BATCHES, path=path, skyrl_default=get_at(run, path))

@@ -103,7 +103,7 @@ def read_script(text: str, name: str = "script") -> Script:
         shell = _Shell(Variables(values={"HOME": "~"}, assumed=assumed), name)
         try:
             shell.run_all(tree.children)
-        except _Leaves as end:
+        except _ControlFlow as end:
             shell.ends = end.line
         except (TooLong, RecursionError) as error:
             message = f"cannot be followed to its end, for want of a bound: {error}"
@@ -182,10 +182,10 @@ def _line(node: Node) -> int:
 
 
 @define
-class _Leaves(Exception):
+class _ControlFlow(Exception):
     """`exit`, `return`, `break` or `continue`."""
 
-    how: str
+    kind: str
     line: int
     levels: int = 1
 
@@ -301,7 +301,7 @@ class _Shell:
         """Run statements to the end of this shell."""
         try:
             return self.run_all(nodes)
-        except _Leaves:
+        except _ControlFlow:
             return None
 
     def in_text(self, tree: Node) -> Status:
@@ -337,7 +337,7 @@ class _Shell:
         """
         self.undecided.append((_line(condition), _excerpt(_source(condition))))
         ended: list[_Shell] = []
-        left: list[_Leaves] = []
+        left: list[_ControlFlow] = []
         for branch in branches:
             shell = self._forked_shell()
             shell.is_certain = False
@@ -346,7 +346,7 @@ class _Shell:
                 if branch is not None:
                     branch(shell)
                 ended.append(shell)
-            except _Leaves as jump:
+            except _ControlFlow as jump:
                 left.append(jump)
         if not ended:
             raise left[0]
@@ -466,12 +466,12 @@ class _Shell:
         """Run the body of a loop once. Returns whether the loop ends."""
         try:
             self.run_all(body)
-        except _Leaves as jump:
-            if jump.how not in ("break", "continue"):
+        except _ControlFlow as jump:
+            if jump.kind not in ("break", "continue"):
                 raise
             if jump.levels > 1:
-                raise _Leaves(jump.how, jump.line, jump.levels - 1) from None
-            return jump.how == "break"
+                raise _ControlFlow(jump.kind, jump.line, jump.levels - 1) from None
+            return jump.kind == "break"
         return False
 
     def _run_body_once(self, node: Node, body: list[Node], names: list[str]) -> Status:
@@ -526,8 +526,8 @@ class _Shell:
         self._depth += 1
         try:
             return self.run(self.functions[name])
-        except _Leaves as jump:
-            if jump.how != "return":
+        except _ControlFlow as jump:
+            if jump.kind != "return":
                 raise
             return self.status
         finally:
@@ -815,7 +815,7 @@ class _Shell:
         number = words[0] if words else ""
         if number.isdecimal():
             self.status = int(number)
-        raise _Leaves(kind, self.line, int(number) if number.isdecimal() and kind in ("break", "continue") else 1)
+        raise _ControlFlow(kind, self.line, int(number) if number.isdecimal() and kind in ("break", "continue") else 1)
 
     def _run_read(self, node: Node, words: list[str]) -> Status:
         """`read` and `mapfile`: the words of `<<< "text"`; what comes from elsewhere is unknown."""
@@ -859,7 +859,7 @@ class _Shell:
         if not words:
             return 0
         self._program(node, words)
-        raise _Leaves("exit", self.line)
+        raise _ControlFlow("exit", self.line)
 
     def _paths(self, node: Node, words: list[str]) -> Status:
         """`basename` and `dirname` of paths that are known."""

@@ -102,7 +102,9 @@ def other_defaults(
                 continue
             ours = stored_value(get_at(writing.resolved, path))
             if ours != stored_value(get_at(expected, path)):
-                yield OtherDefault(source=line.source, theirs=tree.defaults[line.source], path=path, ours=ours)
+                yield OtherDefault(
+                    source=line.source, source_default=tree.defaults[line.source], path=path, skyrl_default=ours
+                )
                 break
 
 

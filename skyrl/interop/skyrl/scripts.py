@@ -106,7 +106,7 @@ class _Override:
 
 
 def _taken_away(override: _Override) -> Line:
-    return Line(outcome="refused", source=override.override, why=_DEFAULTS_OF_HYDRA)
+    return Line(outcome="refused", source=override.override, reason=_DEFAULTS_OF_HYDRA)
 
 
 def _finished(

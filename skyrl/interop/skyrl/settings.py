@@ -43,10 +43,10 @@ def convert_one(
     """
     read = read_environment(value, key)
     if read.refused:
-        writing.note(Line(outcome="refused", source=key, value=value, why=read.refused))
+        writing.note(Line(outcome="refused", source=key, value=value, reason=read.refused))
         return
     if reason := _idle_reason(key, value, others or {}):
-        writing.note(Line(outcome="needless", source=key, value=value, why=reason))
+        writing.note(Line(outcome="needless", source=key, value=value, reason=reason))
         return
     if newer := RL.translated(key, read.value, others or {}):
         apply(writing, key, value, newer)
@@ -67,11 +67,11 @@ def convert_one(
     if errors:
         writing.note(refusal(key, value, errors, text, added=added))
     elif not paths:
-        writing.note(Line(outcome="needless", source=key, value=value, why=problems[0].hint if problems else ""))
+        writing.note(Line(outcome="needless", source=key, value=value, reason=problems[0].hint if problems else ""))
     else:
         outcome = "renamed" if any(path.partition(".")[0] and not _is_inside(path, key) for path in paths) else "kept"
         reason = "; ".join(problem.hint for problem in problems if problem.hint)
-        writing.note(Line(outcome=outcome, source=key, value=value, targets=paths, why=reason))  # type: ignore[arg-type]  # a Literal
+        writing.note(Line(outcome=outcome, source=key, value=value, targets=paths, reason=reason))  # type: ignore[arg-type]  # a Literal
 
 
 def _idle_reason(key: str, value: object, others: Mapping[str, object]) -> str:
@@ -86,12 +86,12 @@ def _idle_reason(key: str, value: object, others: Mapping[str, object]) -> str:
 def refusal(key: str, value: object, errors: list[Problem], text: str | None = None, *, added: bool = False) -> Line:
     """The report line of a setting that our tree does not accept, with all its problems."""
     if value is None and text == "":
-        return Line(outcome="refused", source=key, value="", why=_EMPTY)
+        return Line(outcome="refused", source=key, value="", reason=_EMPTY)
     reason = "; ".join("; ".join(filter(None, (problem.message, problem.hint))) for problem in errors)
     is_unknown = any(problem.code == "unknown field" for problem in errors)
     is_later = any(problem.code == "not implemented" for problem in errors)
     full_reason = f"{reason}; {_OWN_FIELD}" if is_unknown and (added or not errors[0].hint) else reason
-    return Line(outcome="not yet" if is_later else "refused", source=key, value=value, why=full_reason)
+    return Line(outcome="not yet" if is_later else "refused", source=key, value=value, reason=full_reason)
 
 
 def _is_inside(path: str, key: str) -> bool:

@@ -125,7 +125,7 @@ def convert_settings(settings: Sequence[tuple[str, Any] | Line], where: str) -> 
         key, value = item
         read = read_environment(value, key)
         if read.refused:
-            writing.note(Line(outcome="refused", source=key, value=value, why=read.refused))
+            writing.note(Line(outcome="refused", source=key, value=value, reason=read.refused))
         else:
             _convert(writing, key, read.value, known | {key: read.value})
     if "device" not in known:

@@ -105,7 +105,7 @@ class MegatronState:
         weights is drawn whole on every rank.
         """
         stored = source.stored
-        drawn = dict(named_weights(source.load(HOST))) if stored is None else source.drawn()
+        drawn = dict(named_weights(source.load(HOST))) if stored is None else source.random_weights()
         drawn = new_adapters_in_common(drawn, self._dense.own)
 
         def read(piece: RowBlock) -> Tensor:
@@ -139,7 +139,7 @@ class MegatronState:
             if group.rank() == stage:
                 parameter = self._parameters[self._parameter_of[name]]
                 local = self._master(parameter) if dtype is None else parameter.detach().to(dtype)
-                full = self._whole(name, local)
+                full = self._gather_full(name, local)
             else:
                 full = torch.empty(like.shape, dtype=dtype or torch.float32, device=self._device)
             if group.size() > 1:
@@ -152,18 +152,18 @@ class MegatronState:
         names = [name for name in self.shapes if self._stage_of[name] == stage]
         for name in names:
             parameter = self._parameters[self._parameter_of[name]]
-            yield from self._local_shard(f"model.{name}", self._whole(name, self._master(parameter)))
+            yield from self._local_shard(f"model.{name}", self._gather_full(name, self._master(parameter)))
         slots, steps = self._slots_and_steps()
         for name in names:
             parameter = self._parameters[self._parameter_of[name]]
             stretch = self._stretch(parameter)
             for slot in slots if parameter.requires_grad else ():
                 local = self._joined(parameter, None if stretch is None else stretch.state[slot], stretch)
-                yield from self._local_shard(f"optimizer.{name}.{slot}", self._whole(name, local))
+                yield from self._local_shard(f"optimizer.{name}.{slot}", self._gather_full(name, local))
             if steps is not None and parameter.requires_grad and self._number == 0:
-                yield TensorShard.whole(f"optimizer.{name}.{STEP}", torch.tensor(steps))
+                yield TensorShard.from_full_tensor(f"optimizer.{name}.{STEP}", torch.tensor(steps))
         for name, bias in self._model.expert_biases().items() if self._number == 0 else ():
-            yield TensorShard.whole(BIASES + name, bias)
+            yield TensorShard.from_full_tensor(BIASES + name, bias)
 
     def load(self, source: TensorSource) -> None:
         """Load the state; see `Strategy.load_state`. Every rank reads only its own parts."""
@@ -218,7 +218,7 @@ class MegatronState:
     def _cut(self, name: str) -> ParameterSplit:
         return self._experts if name in self._experts.own else self._dense
 
-    def _whole(self, weight: str, local: Tensor) -> Tensor:
+    def _gather_full(self, weight: str, local: Tensor) -> Tensor:
         """A whole stored tensor, assembled from the parameters, or their state, of all ranks that hold parts of it."""
         name = self._parameter_of[weight]
         full = torch.empty(self.shapes[weight].shape, dtype=local.dtype, device=local.device)

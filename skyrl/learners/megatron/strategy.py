@@ -81,7 +81,7 @@ class Megatron:
                 field = f"{table}.{name}_parallel_size"
                 sizes = " or ".join(map(str, uneven.nearest))
                 raise ModelError(
-                    f"{size} ranks cannot share the model's {uneven.whole} {part_name}: set {field} = {sizes}"
+                    f"{size} ranks cannot share the model's {uneven.total} {part_name}: set {field} = {sizes}"
                 )
 
     def _build(self, source: ModelSource, context: StrategyContext) -> None:

@@ -169,7 +169,7 @@ class LearnerGroup(ScorerGroup[L_co]):
         learned = merge_metrics(
             self._reported(await self.ranks.deal(LearningWorker.forward_backward_share, shares, objective))
         )
-        return (learned if watched is None else learned.beside(seen, watched[1])).metrics()
+        return (learned if watched is None else learned.merged_with(seen, watched[1])).metrics()
 
     async def optimizer_step(self, settings: StepSettings) -> Metrics:
         """One optimizer step with the gradients of all `forward_backward` since the last one, which are dropped.

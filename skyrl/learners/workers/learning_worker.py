@@ -153,7 +153,7 @@ class LearningWorker(ModelWorker):
         watched = objective.watched(batch)
         seen = [] if watched is None else [await self.measure_share(self._budget.plan([watched[0]])[0], objective)]
         learned = await self.forward_backward_share(share, objective)
-        return (learned if watched is None else learned.beside(seen, watched[1])).metrics()
+        return (learned if watched is None else learned.merged_with(seen, watched[1])).metrics()
 
     async def forward_backward_share(self, batch: TrainingBatch, objective: Objective) -> RankMetrics:
         """`forward_backward` together with the other ranks; `batch` is the share of this rank's replica in a weighed

@@ -189,16 +189,16 @@ class PreferenceObjective(Objective):
         if self.answers == 2:
             return of_items
         exist = self._group_by_item(batch.loss_mask.any(1))
-        _, worse = self._places(exist)
+        _, worse = self._pair_indices(exist)
         both = exist[:, worse].float()
         return (of_items.unsqueeze(1) * both / both.sum(1, keepdim=True).clamp(min=1)).flatten()
 
     def _sides(self, values: Tensor) -> list[Tensor]:
         """(B, ...) -> (pairs, ...) of the better and of the worse answers of all pairs."""
         items = self._group_by_item(values)
-        return [items[:, indices].flatten(0, 1) for indices in self._places(values)]
+        return [items[:, indices].flatten(0, 1) for indices in self._pair_indices(values)]
 
-    def _places(self, values: Tensor) -> tuple[Tensor, Tensor]:
+    def _pair_indices(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Places in an item of the better and of the worse answer of each pair."""
         better, worse = torch.triu_indices(self.answers, self.answers, 1, device=values.device)
         return better, worse

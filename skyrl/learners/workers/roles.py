@@ -286,14 +286,14 @@ def _changed_source(change: Callable[..., nn.Module], source: ModelSource) -> Mo
         base = {name for name, _ in named_weights(source.meta_model())}
         changed = named_weights(change(without_numbers(source.meta_model())))
         added = {name: weight for name, weight in changed if base.isdisjoint({name, name.replace(".base_layer.", ".")})}
-        return {**source.drawn(), **added}
+        return {**source.random_weights(), **added}
 
     return ModelSource(
         load=lambda device: change(source.load(device)),
         meta_model=lambda: change(source.meta_model()),
         rows=source.rows,
         stored=source.stored,
-        drawn=drawn,
+        random_weights=drawn,
     )
 
 

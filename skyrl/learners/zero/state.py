@@ -106,7 +106,7 @@ class ZeroState:
             for slot in SLOTS:
                 yield from self._stored_shards(f"optimizer.{name}.{slot}", name, weight, slot)
             if self._ranks.rank == 0:
-                yield TensorShard.whole(f"optimizer.{name}.step", steps.detach())
+                yield TensorShard.from_full_tensor(f"optimizer.{name}.step", steps.detach())
 
     def load(self, source: TensorSource) -> None:
         """Load the state; see `Strategy.load_state`."""

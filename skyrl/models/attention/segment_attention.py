@@ -119,7 +119,7 @@ def key_bounds_of(module: nn.Module, window: int | None) -> KeyBounds:
 class _PaddedSegments:
     """Segments as rows of one padded batch of G rows and T columns."""
 
-    places: Tensor
+    positions: Tensor
     """(G, T) int64: position in the packed row; 0 where a row is padding."""
 
     seen: Tensor
@@ -396,9 +396,9 @@ def _attend_per_segment(segments: Segments, query: Tensor, key: Tensor, value: T
 
 def _attend_padded(together: _PaddedSegments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
     """(1, T, heads, D), from one call over padded segments."""
-    rows, columns = together.places.shape
+    rows, columns = together.positions.shape
     query, key, value = (
-        item[0].transpose(0, 1)[together.places.flatten()].view(rows, columns, *item.shape[1::2]).transpose(1, 2)
+        item[0].transpose(0, 1)[together.positions.flatten()].view(rows, columns, *item.shape[1::2]).transpose(1, 2)
         for item in (query, key, value)
     )
     mixed = attend(query, key, value, weighing, seen=together.seen)

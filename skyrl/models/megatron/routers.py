@@ -153,14 +153,14 @@ def local_tokens(tokens: RoutedTokens, shape: tuple[int, int], parts: int, part:
     """
     rows, length = shape
     share = -(-length // parts)
-    row, column = tokens.places // length, tokens.places % length - part * share
+    row, column = tokens.positions // length, tokens.positions % length - part * share
     own = (column >= 0) & (column < share)
     replayed = tokens.replayed
     if replayed is not None:
         columns = replayed.unflatten(0, shape).transpose(0, 1)
         columns = pad(columns, (*(0, 0) * (columns.ndim - 1), 0, share * parts - length), value=-1)
         replayed = columns[part * share : (part + 1) * share].flatten(0, 1)
-    return attrs.evolve(tokens, rows=tokens.rows[own], places=(column * rows + row)[own], replayed=replayed)
+    return attrs.evolve(tokens, rows=tokens.rows[own], positions=(column * rows + row)[own], replayed=replayed)
 
 
 def _sum_over_ranks(chosen: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def refuse_unspreadable(model: nn.Module, size: int, ranks: int, field: str) -> 
     if mismatch := uneven_parts({"experts": int(modules[0].num_experts)}, size, ranks):
         _, uneven = mismatch
         sizes = " or ".join(map(str, uneven.nearest))
-        raise ModelError(f"{size} ranks cannot share the model's {uneven.whole} experts: set {field} = {sizes}")
+        raise ModelError(f"{size} ranks cannot share the model's {uneven.total} experts: set {field} = {sizes}")
 
 
 def spread(model: nn.Module, mesh: DeviceMesh) -> list[nn.Module]:

@@ -167,7 +167,7 @@ def refuse_uncuttable(model: nn.Module, size: int, ranks: int, field: str) -> No
     if mismatch := uneven_parts(sizes_to_cut(config.to_dict()), size, ranks):
         name, uneven = mismatch
         sizes = " or ".join(map(str, uneven.nearest))
-        raise ModelError(f"{size} ranks cannot share the model's {uneven.whole} {name}: set {field} = {sizes}")
+        raise ModelError(f"{size} ranks cannot share the model's {uneven.total} {name}: set {field} = {sizes}")
 
 
 def refuse_wrong_cut(model: nn.Module, mesh: DeviceMesh, field: str) -> None:

@@ -48,7 +48,7 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # the placement assigns the GPUs
-    # Ray would end this process and its actors a minute after the head's death, whatever they do: `why_lost` sees it.
+    # Ray would end this process and its actors a minute after the head's death, whatever they do; `loss_reason` sees it
     "RAY_gcs_rpc_server_reconnect_timeout_s": "100000",
 }
 
@@ -77,7 +77,7 @@ class Cluster:
         """Address at which the machines of the cluster reach this one."""
         return _LOOPBACK if self.folder is not None else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray
 
-    def why_lost(self) -> str | None:
+    def loss_reason(self) -> str | None:
         """Reason why Ray itself is gone, as the end of a sentence; None if it is not."""
         if self.folder is not None:
             return next(_ended_services(), None)

@@ -180,7 +180,7 @@ class RayProcesses:
 
     def _common_cause(self) -> str | None:
         """The cause of the end of every process, if Ray itself is gone: noticed at the first call, and told to all."""
-        if self.exit_notice.error is None and (lost := self._cluster.why_lost()):
+        if self.exit_notice.error is None and (lost := self._cluster.loss_reason()):
             self.exit_notice.set(ProcessError(lost))
         return None if self.exit_notice.error is None else str(self.exit_notice.error)
 
