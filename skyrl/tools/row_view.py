@@ -46,7 +46,7 @@ def row_page(run: Any, source: int, index: int) -> str:
 
 def _supervised(run: SupervisedConfig, tokenizer: ChatTokenizer, row: Row, source: str, max_length: int) -> str:
     reader = kind_of(run).row_reader()((source,), tokenizer, run, max_length)
-    full_row = reader.whole(row, source, f"{source}:0")
+    full_row = reader.read_full(row, source, f"{source}:0")
     trained = reader.shortened(full_row)
     size = f"{full_row.length} tokens, more than max_length = {max_length}"
     if trained is None:

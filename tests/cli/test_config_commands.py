@@ -87,7 +87,7 @@ def test_explain_is_printed_for_people_and_machines(run_toml: Path) -> None:
         "trainer.epochs = 2\n  a whole number, zero or positive\n"
     )
     assert json.loads(said("explain", "trainer.epochs", "run.toml", "--json"))["result"]["chain"][-1] == {
-        "place": "run.toml:4",
+        "location": "run.toml:4",
         "value": 2,
         "because": "",
         "reads": [],
@@ -122,7 +122,7 @@ def test_check_answers_machines_in_json(run_toml: Path) -> None:
             "path": "trainer.epoch",
             "message": "no such field; did you mean trainer.epochs?",
             "hint": "",
-            "place": "argument 1",
+            "location": "argument 1",
             "severity": "error",
             "code": "misspelled field",
         }

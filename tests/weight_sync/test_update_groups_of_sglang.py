@@ -125,7 +125,7 @@ def test_why_a_server_does_not_join_is_told_before_the_group_gives_up(monkeypatc
         raise WeightSyncError("no such backend")
 
     monkeypatch.setattr(update_groups, "_group", group)
-    requests: Any = SimpleNamespace(ask=ask)
+    requests: Any = SimpleNamespace(send=ask)
     with (
         Asking() as asking,
         pytest.raises(WeightSyncError, match="no such backend"),

@@ -93,7 +93,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     _moved("trainer.record_memory", "trainer.policy.record_memory", DOCUMENTS),
     # the overview of mid-2025
     _moved("trainer.num_warmup_steps", "trainer.policy.optimizer_config.num_warmup_steps", DOCUMENTS,
-           why=_GAE_ONLY_WARMUP),
+           reason=_GAE_ONLY_WARMUP),
     _moved("trainer.algorithm.ppo_loss_type", "trainer.algorithm.policy_loss_type", DOCUMENTS),
     _moved("trainer.algorithm.use_kl_estimator_k3", "trainer.algorithm.kl_estimator_type", DOCUMENTS,
            convert=_k3_or_k1),
