@@ -51,8 +51,8 @@ class Transfer:
         self.calls.append(f"receivers {list(receivers)}")
         return self
 
-    def ask(self, kind: str, content: dict[str, Any]) -> None:
-        self.calls.append(f"ask {kind} {sorted(content.get('digests', ()))}")
+    def send(self, kind: str, content: dict[str, Any]) -> None:
+        self.calls.append(f"request {kind} {sorted(content.get('digests', ()))}")
 
     def trainer_init(self, init_info: dict[str, Any], *, client: Any, source: Any) -> Transfer:
         self.init_info, self._client, self._source = init_info, client, source
@@ -91,7 +91,7 @@ def sender(transfer: Transfer, backend: str, senders: int) -> NativeSender:
 def test_the_only_sender_sends_through_nccl_and_ends_the_requests(transfer: Transfer) -> None:
     sender(transfer, "nccl", 1)(weights())
     assert transfer.calls == [
-        "rank 0", "receivers [1, 2]", "send ['a', 'b']", "ask compare ['a', 'b']", "ask finish []", "ask end []",
+        "rank 0", "receivers [1, 2]", "send ['a', 'b']", "request compare ['a', 'b']", "request finish []", "request end []",
         "shutdown",
     ]  # fmt: skip
     port = transfer.init_info.pop("master_port")
@@ -99,7 +99,7 @@ def test_the_only_sender_sends_through_nccl_and_ends_the_requests(transfer: Tran
     assert transfer.init_info == {"engine": "nccl", "rank": 0, "master_address": "127.0.0.1", "world_size": 3}
 
 
-@pytest.mark.parametrize(("rank", "ends"), [(0, ["ask end []"]), (1, [])])
+@pytest.mark.parametrize(("rank", "ends"), [(0, ["request end []"]), (1, [])])
 def test_of_two_senders_through_cuda_ipc_the_first_ends_the_requests(
     transfer: Transfer, monkeypatch: pytest.MonkeyPatch, rank: int, ends: list[str]
 ) -> None:

@@ -355,7 +355,7 @@ def test_workers_of_vllm_compare_digests_before_the_update_is_finished() -> None
     calls: list[tuple[str, Any]] = []
 
     class Requests:
-        def ask(self, kind: str, content: Any) -> None:
+        def send(self, kind: str, content: Any) -> None:
             calls.append((kind, content))
 
     requests: Any = Requests()

@@ -141,7 +141,7 @@ def test_a_bucket_that_a_server_does_not_take_after_it_came_ends_the_transfer(mo
         def __init__(self, *_: Any, **__: Any) -> None:
             pass
 
-        def ask(self, kind: str, content: Any) -> None:
+        def send(self, kind: str, content: Any) -> None:
             calls.append(kind)
             sent.wait(60)
             raise WeightSyncError("out of memory")
