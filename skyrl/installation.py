@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 DISTRIBUTION = "skyrl-attrs"
 FORMER = "skyrl"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from skyrl import __version__
+
 ROOT = Path(__file__).parents[2]
 IMAGES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -68,3 +70,12 @@ def test_torch_of_the_image_for_cpus_is_the_one_that_is_tested() -> None:
 def test_hadolint_finds_nothing(image: Path) -> None:
     result = subprocess.run(["hadolint", str(image)], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (0, "")
+
+
+def test_the_workflow_of_releases_builds_every_image_and_finds_the_version_where_it_looks() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    assert f"build: [{', '.join(image.name.removesuffix('.Dockerfile') for image in IMAGES)}]" in workflow
+    version = re.search(r'grep -Fx "(.*)" (\S+)', workflow)
+    assert version is not None
+    line = version[1].replace('\\"', '"').replace("${GITHUB_REF_NAME#v}", __version__)
+    assert line in (ROOT / version[2]).read_text().splitlines()
