@@ -91,8 +91,8 @@ def sender(transfer: Transfer, backend: str, senders: int) -> NativeSender:
 def test_the_only_sender_sends_through_nccl_and_ends_the_requests(transfer: Transfer) -> None:
     sender(transfer, "nccl", 1)(weights())
     assert transfer.calls == [
-        "rank 0", "receivers [1, 2]", "send ['a', 'b']", "request compare ['a', 'b']", "request finish []", "request end []",
-        "shutdown",
+        "rank 0", "receivers [1, 2]", "send ['a', 'b']", "request compare ['a', 'b']", "request finish []",
+        "request end []", "shutdown",
     ]  # fmt: skip
     port = transfer.init_info.pop("master_port")
     assert port >= 1024
