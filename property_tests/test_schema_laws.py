@@ -2,8 +2,8 @@
 
 Whatever the loader takes, the schema takes, but for names that only a program registers: an editor cannot tell them
 from misspelled ones. What the schema takes, the loader takes, with three exceptions, which JSON Schema cannot express:
-what a variable holds that `env:NAME` names; that 1.0 is no whole number; and rules on one field that are no range of
-numbers (`BEYOND_A_RANGE`).
+what a variable holds that `env:NAME` names; that 1.0 is no whole number; and rules on one field that are neither a
+range of numbers nor a pattern (`BEYOND_A_RANGE`, and the grammar of `placement.allocation`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ BEYOND_A_RANGE = (
     "allowed",  # as a field that another one replaces
     "a non-empty value",
     "a list of positive numbers",
-    "a list without negative numbers",
-    "free of empty text",
+    "a list without",
+    "a table free of empty text",
+    "a name, or a list of different names",
+    "a text with {prompt} and {hint}",
     "two numbers",
     "true, false or a positive number",
     "one of",
@@ -87,7 +89,7 @@ def is_an_exception(path: str, value: Any) -> bool:
     """May the loader refuse what the schema takes?"""
     if isinstance(value, float) and value.is_integer():
         return True
-    if isinstance(value, str) and value.startswith("env:"):
+    if isinstance(value, str) and (value.startswith("env:") or path == "trainer.placement.allocation"):
         return True
     try:
         fit_field(LEAVES[path], value)

@@ -13,7 +13,17 @@ from skyrl.tree.docs import docs_of
 from skyrl.tree.dump import stored_value
 from skyrl.tree.files import EXTENDS
 from skyrl.tree.masking import REFERENCE
-from skyrl.tree.types import Secret, bare, is_mapping, is_union, item_kind, list_arm, takes_one_text, unit_of
+from skyrl.tree.types import (
+    NULL_WORDS,
+    Secret,
+    bare,
+    is_mapping,
+    is_union,
+    item_kind,
+    list_arm,
+    takes_one_text,
+    unit_of,
+)
 from skyrl.tree.validators import bounds_of, requirement_of
 
 _ENVIRONMENT = "FromEnvironment"
@@ -23,6 +33,10 @@ _REFERENCE = {
     "pattern": f"^{REFERENCE.pattern}$",
 }
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string"}
+_TEXT = {"type": "string"}
+_ONE_TEXT = {**_TEXT, "minLength": 1, "not": {"enum": list(NULL_WORDS)}}
+"""Text that is a list of one."""
+
 _EXTENDS = {
     "description": "What this file extends: another file (path relative to this one), preset:NAME, or a list of these.",
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
@@ -93,7 +107,7 @@ def _add_names(described: dict[str, Any], names: Sequence[str]) -> dict[str, Any
     """
     if not names:
         return described
-    if described == {"type": "string"}:
+    if described in (_TEXT, _ONE_TEXT):
         return {"anyOf": [{"enum": list(names)}, {"type": "string", "pattern": ":"}]}
     if "items" in described:
         return {**described, "items": _add_names(described["items"], names)}
@@ -116,10 +130,9 @@ def _type_schema(kind: object, bounds: Mapping[str, Any]) -> dict[str, Any]:
         return {"anyOf": [_type_schema(kind, {**bounds, "maximum": unit.most}), text]}
     if kind is Secret:
         return {"type": "string", "pattern": f"^{REFERENCE.pattern}$"}
-    if kind in (int, float):
-        return {"type": _SCALARS[kind], **bounds}
     if kind in _SCALARS:
-        return {"type": _SCALARS[kind]}
+        takes = {str: {"pattern"}, bool: set()}.get(kind, bounds.keys() - {"pattern"})
+        return {"type": _SCALARS[kind], **{name: bound for name, bound in bounds.items() if name in takes}}
     if kind is type(None):
         return {"enum": [None, "none"]}  # TOML has no null and writes `"none"` instead
     if get_origin(kind) is Literal:
@@ -129,5 +142,8 @@ def _type_schema(kind: object, bounds: Mapping[str, Any]) -> dict[str, Any]:
     if get_origin(kind) is tuple:
         items = _type_schema(get_args(kind)[0], {})
         several = {"type": "array", "items": items}
-        return {"anyOf": [several, items]} if takes_one_text(kind) else several
-    return {"type": "object"} if is_mapping(kind) else {}
+        return {"anyOf": [several, _ONE_TEXT if items == _TEXT else items]} if takes_one_text(kind) else several
+    if is_mapping(kind):
+        _, values = get_args(kind) or (str, Any)
+        return {"type": "object", **({} if values is Any else {"additionalProperties": _type_schema(values, {})})}
+    return {}

@@ -5,6 +5,7 @@ Each raises `ConfigError` with one problem. None passes every rule: the type dec
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,11 +16,11 @@ from skyrl.errors import ConfigError, Problem
 Validator = Callable[[Any, "Attribute[Any]", Any], None]
 
 
-def rule_of_one_field(holds: Callable[[Any], bool], requirement: str, **bounds: float) -> Validator:
+def rule_of_one_field(holds: Callable[[Any], bool], requirement: str, **bounds: float | str) -> Validator:
     """A validator from a predicate on the value and the words for what is allowed (`a positive number`).
 
-    `bounds` express the same for numbers with JSON Schema's keywords, as far as possible: `minimum`,
-    `exclusiveMinimum`, ...
+    `bounds` express the same with JSON Schema's keywords, as far as possible: `minimum`, `exclusiveMinimum`, ... for
+    numbers, `pattern` for text.
     """
 
     def validate(instance: object, attribute: Attribute[Any], value: object) -> None:
@@ -33,7 +34,7 @@ def rule_of_one_field(holds: Callable[[Any], bool], requirement: str, **bounds: 
     return validate
 
 
-_SAID: dict[Any, tuple[str, dict[str, float]]] = {}
+_SAID: dict[Any, tuple[str, dict[str, float | str]]] = {}
 
 
 def requirement_of(validator: object) -> str:
@@ -41,8 +42,8 @@ def requirement_of(validator: object) -> str:
     return _SAID[validator][0] if validator in _SAID else ""
 
 
-def bounds_of(validator: object) -> dict[str, float]:
-    """The range that a validator allows, as JSON Schema keywords."""
+def bounds_of(validator: object) -> dict[str, float | str]:
+    """The numbers or texts that a validator allows, as JSON Schema keywords."""
     return _SAID[validator][1] if validator in _SAID else {}
 
 
@@ -93,6 +94,15 @@ all_positive = rule_of_one_field(lambda value: all(item > 0 for item in value), 
 no_negative = rule_of_one_field(lambda value: all(item >= 0 for item in value), "a list without negative numbers")
 no_empty_text = rule_of_one_field(all, "a list without empty text")
 
-http_address = rule_of_one_field(
-    lambda value: value.startswith(("http://", "https://")), "an address that begins with http:// or https://"
-)
+
+def text_like(pattern: str, requirement: str) -> Validator:
+    """Validator of text in which a regular expression, in the syntax that Python and JSON Schema share, matches."""
+    compiled = re.compile(pattern)
+
+    def holds(value: str) -> bool:
+        return compiled.search(value) is not None and not value.endswith("\n")  # before which `$` matches in Python
+
+    return rule_of_one_field(holds, requirement, pattern=pattern)
+
+
+http_address = text_like("^https?://", "an address that begins with http:// or https://")

@@ -9,12 +9,9 @@ from typing import Literal
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.tree import FREE, field, frozen
 from skyrl.tree.types import Seconds
-from skyrl.tree.validators import http_address, non_negative, rule_of_one_field
+from skyrl.tree.validators import http_address, non_negative, text_like
 
-_is_id = rule_of_one_field(
-    lambda value: 0 < len(value) <= 64 and value.replace("-", "").replace("_", "").isalnum(),
-    "an id: 1 to 64 letters, digits, - and _",
-)
+_is_id = text_like(r"^[A-Za-z0-9_-]{1,64}$", "an id: 1 to 64 letters, digits, - and _")
 
 
 @frozen
