@@ -16,10 +16,11 @@ import attrs
 from torch import Tensor
 
 from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.config.loading.check import check
 from skyrl.config.loading.kinds import kind_of
 from skyrl.config.settings.alarms import alarms_of
 from skyrl.config.settings.learners import LearnerConfig
-from skyrl.errors import RunError
+from skyrl.errors import ConfigError, RunError, render
 from skyrl.experiments.collaborators import start_processes
 from skyrl.experiments.exports import policy_export
 from skyrl.learners.ranks import Ranks, Rendezvous
@@ -111,8 +112,14 @@ class BaseExp:
     def run(self) -> bool:
         """Train to the end; False if an earlier session had already done so. Saved checkpoints stay in every case.
 
-        Raises `Stopped` if a signal or the deadline ends it early.
+        Raises `ConfigError` if the configuration cannot be used: `from_dict` and the other constructors resolve a tree
+        without checking it. Raises `Stopped` if a signal or the deadline ends it early.
         """
+        problems = check(self.cfg)
+        if errors := [problem for problem in problems if problem.severity == "error"]:
+            raise ConfigError(errors)
+        if problems:
+            notice(render(problems, "Warnings"))
         return RunSession(self).run()
 
     # The parts of a run, cached once made. Override the method that makes one.
