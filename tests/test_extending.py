@@ -248,7 +248,7 @@ class EchoEnv(Env):
         ),
         Edit(
             "skyrl/config/settings/environment.py",
-            "_PROGRAMS = EnvironmentFacts(",
+            "_CODE_FACTS = EnvironmentFacts(",
             '''@frozen
 class EchoEnvConfig(BaseConfig):
     """Answers that repeat the ground truth (`env_class = "echo"`)."""

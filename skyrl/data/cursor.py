@@ -116,7 +116,7 @@ class PromptCursor(Generic[T]):
 
     def observe(self, number: int, rewards: Sequence[float]) -> None:
         """Keep the rewards of a draw, which is counted from 0, until they are due. Only the first rewards of a draw
-        count; empty ones tell nothing.
+        count; an empty sequence marks a draw without rewards.
         """
         if number in self._rows and number not in self._scored:
             self._scored[number] = Scored(self._rows[number], tuple(rewards)) if rewards else None

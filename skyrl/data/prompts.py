@@ -18,7 +18,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.data.conversations import from_json, refuse_media, without_nulls
 from skyrl.data.prompt_facts import FactGatherer, PromptFacts, facts_of
 from skyrl.data.row_streams import StreamedRow
-from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, checked_rows, is_missing, is_table, place_of
+from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, checked_rows, is_null, is_table, place_of
 from skyrl.data.stored_prompts import PromptStore, stored_prompts
 from skyrl.errors import DataError
 from skyrl.processes.garbage import seldom_collected
@@ -345,7 +345,7 @@ NO_SOURCE = "default"
 def data_source_of(row: Row) -> str:
     """Name of the data source under which a row is reported."""
     source = row.get("data_source")
-    return NO_SOURCE if is_missing(source) or source == "" else str(source)
+    return NO_SOURCE if is_null(source) or source == "" else str(source)
 
 
 def _stopped_by(reasons: Sequence[str]) -> str:

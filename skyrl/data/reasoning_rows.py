@@ -17,7 +17,7 @@ from typing import Any
 
 from attrs import asdict
 
-from skyrl.config.foundation.reasoning_tasks import ENVIRONMENT, TaskRows, refusal, task_rows
+from skyrl.config.foundation.reasoning_tasks import REASONING_GYM, TaskRows, refusal, task_rows
 from skyrl.errors import DataError
 
 _WRONG = "no such answer"
@@ -71,10 +71,10 @@ def _rows(request: TaskRows) -> Iterator[Mapping[str, Any]]:
         truth = {} if entry["answer"] is None else {"reward_spec": {"method": "rule", "ground_truth": entry["answer"]}}
         yield {
             "prompt": [{"role": role, "content": content} for role, content in chat],
-            **({"env_class": ENVIRONMENT} if request.names_environment else {}),
+            **({"env_class": REASONING_GYM} if request.names_environment else {}),
             "data_source": request.task,
             **truth,
-            ENVIRONMENT: {"task": request.task, "settings": request.settings, "entry": repr(_literal(entry))},
+            REASONING_GYM: {"task": request.task, "settings": request.settings, "entry": repr(_literal(entry))},
         }
 
 

@@ -284,7 +284,7 @@ def answered(row: Row, number: int, source: str, columns: Columns) -> Row:
     spec = row.get("reward_spec")
     if columns.answer is None or not (spec is None or isinstance(spec, Mapping)):
         return row
-    if spec is not None and not is_missing(spec.get("ground_truth")):
+    if spec is not None and not is_null(spec.get("ground_truth")):
         return row
     answer = answer_in(row, columns.answer)
     if answer is None:
@@ -297,7 +297,7 @@ def answer_in(row: Row, column: str) -> object:
     where a number loses its commas; None if there is none.
     """
     answer = row.get(column)
-    if is_missing(answer):
+    if is_null(answer):
         return None
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         return str(answer)
@@ -308,7 +308,7 @@ def answer_in(row: Row, column: str) -> object:
     return last.replace(",", "") if mark and _NUMBER_WITH_COMMAS.fullmatch(last) else last
 
 
-def is_missing(value: object) -> bool:
+def is_null(value: object) -> bool:
     """Whether a value of a row stands for none: null or NaN."""
     return value is None or (isinstance(value, float | Decimal) and value != value)
 

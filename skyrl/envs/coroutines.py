@@ -1,9 +1,9 @@
 """Support for environments, reward functions and tools that are written with `async def`.
 
-    settled(env.step(answer))     the result, whether `step` is a function or a coroutine
+    awaited(env.step(answer))     the result, whether `step` is a function or a coroutine
 
 All coroutines of a process run on one event loop in a dedicated thread, so that a session or connection opened in
-`init` belongs to the same loop in `step`. A caller of `settled` waits in its thread; what a rollout calls itself is
+`init` belongs to the same loop in `step`. A caller of `awaited` waits in its thread; what a rollout calls itself is
 awaited without one (`rollout/env_calls.py`). When a call misses its deadline, the coroutine is cancelled. Code that
 blocks inside a coroutine holds up all others: write it as a plain function.
 """
@@ -26,11 +26,11 @@ _making = threading.Lock()
 
 
 @overload
-def settled(value: Awaitable[T]) -> T: ...
+def awaited(value: Awaitable[T]) -> T: ...
 @overload
-def settled(value: T) -> T: ...
-def settled(value: object) -> object:
-    """The value, or the result of awaiting it. Raises whatever a coroutine raises."""
+def awaited(value: T) -> T: ...
+def awaited(value: object) -> object:
+    """The value, or its result if it is a coroutine. Raises whatever a coroutine raises."""
     if not inspect.isawaitable(value):
         return value
     future = begin(value)
@@ -50,7 +50,7 @@ def begin(value: Awaitable[T]) -> Future[tuple[T | None, BaseException | None]]:
 
 @contextmanager
 def noted(futures: list[Future[Any]]) -> Iterator[None]:
-    """Record in `futures` what this thread waits for in `settled`, so that another thread can cancel it."""
+    """Record in `futures` what this thread waits for in `awaited`, so that another thread can cancel it."""
     _caller.begun = futures
     try:
         yield

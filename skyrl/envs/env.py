@@ -46,7 +46,7 @@ class EnvStep:
 
 
 @frozen(kw_only=True)
-class Sampled:
+class SampledAnswer:
     """Tokens of an answer, and the version of the weights that it was drawn with."""
 
     token_ids: tuple[int, ...] = ()
@@ -91,11 +91,11 @@ class Env:
         """Release what the environment holds; called once, even after an error."""
 
 
-class ReadsSample(Env):
-    """An environment that is told what else is known of each answer, before `step` judges it."""
+class SampleAwareEnv(Env):
+    """An environment that receives the tokens of each answer and their version before `step` judges it."""
 
-    sampled = Sampled()
+    sampled = SampledAnswer()
 
-    def reads(self, sampled: Sampled) -> None:
-        """Keep it for the next `step`."""
+    def set_sampled(self, sampled: SampledAnswer) -> None:
+        """Receive the tokens of the answer that the next `step` judges."""
         self.sampled = sampled

@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from skyrl.envs.coroutines import settled
-from skyrl.envs.env import Env, EnvStep, ReadsSample, Sampled
+from skyrl.envs.coroutines import awaited
+from skyrl.envs.env import Env, EnvStep, SampleAwareEnv, SampledAnswer
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.registry import MakeEnv, find_env
 from skyrl.envs.reward_functions import PlainReward, required_columns, reserved_names
@@ -55,19 +55,19 @@ class _Episode:
         assert self._env is not None, "make is the first call"
         match call:
             case "init":
-                return _parse_start(settled(self._env.init(tuple(given))))
+                return _parse_start(awaited(self._env.init(tuple(given))))
             case "tool_schemas":
                 return [dict(schema) for schema in self._env.tool_schemas()]
             case "step":
-                if isinstance(self._env, ReadsSample):
+                if isinstance(self._env, SampleAwareEnv):
                     about = given["sampled"]
-                    self._env.reads(Sampled(token_ids=tuple(about["token_ids"]), version=about["version"]))
-                return _stepped(settled(self._env.step(given["action"])))
+                    self._env.set_sampled(SampledAnswer(token_ids=tuple(about["token_ids"]), version=about["version"]))
+                return _stepped(awaited(self._env.step(given["action"])))
             case "get_metrics":
-                return {str(name): _plain(value) for name, value in settled(self._env.get_metrics()).items()}
+                return {str(name): _plain(value) for name, value in awaited(self._env.get_metrics()).items()}
             case _:
                 closing: Any = self._env.close  # may be a coroutine
-                return settled(closing())
+                return awaited(closing())
 
 
 def _names_of(make: MakeEnv) -> dict[str, list[str]] | None:

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 from attrs import frozen
 
-from skyrl.envs.coroutines import settled
-from skyrl.envs.env import Env, EnvStep, Sampled
+from skyrl.envs.coroutines import awaited
+from skyrl.envs.env import Env, EnvStep, SampledAnswer
 from skyrl.envs.reward_functions import ground_truth, reserved_names, trainer_arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -72,16 +72,16 @@ class GroupReward:
         prompt: Sequence[Mapping[str, str]],
         answers: Sequence[str],
         extras: Mapping[str, Any],
-        sampled: Sequence[Sampled] = (),
+        sampled: Sequence[SampledAnswer] = (),
         measured: dict[str, float] | None = None,
     ) -> Sequence[Any]:
         """The function's rewards, one for each answer. `sampled` is what else is known of the answers; numbers that the
         function logs are put into `measured`. Raises `TypeError` if it returns anything else.
         """
         columns = self.arguments(prompt, answers, extras)
-        known = sampled or [Sampled() for _ in answers]
+        known = sampled or [SampledAnswer() for _ in answers]
         columns |= trainer_arguments(self.function, known, {} if measured is None else measured)
-        rewards = settled(self.function(**columns))
+        rewards = awaited(self.function(**columns))
         rewards = rewards.tolist() if hasattr(rewards, "tolist") else rewards
         if not isinstance(rewards, Sequence) or isinstance(rewards, str) or len(rewards) != len(answers):
             raise TypeError(

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from skyrl.config import SkyRLGymConfig
 from skyrl.config.foundation.import_paths import absolute
-from skyrl.envs.env import Env, EnvStep, Message, ReadsSample
+from skyrl.envs.env import Env, EnvStep, Message, SampleAwareEnv
 from skyrl.errors import RewardError, SkipSample, TaskError, WorkerEnded
 from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
 from skyrl.sandbox.tiers import Tier
@@ -27,7 +27,7 @@ _MOST = 32 << 20
 """Largest number of bytes of one answer of the process, whose answers are shorter unless it is compromised."""
 
 
-class IsolatedEnv(ReadsSample):
+class IsolatedEnv(SampleAwareEnv):
     """Forwards calls to the environment `name`, which runs in another process."""
 
     def __init__(

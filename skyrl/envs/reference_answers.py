@@ -14,7 +14,7 @@ from skyrl.envs.rows import ground_truths
 from skyrl.envs.search import targets
 from skyrl.errors import TaskError, WorkerEnded
 
-ANSWERS = {
+ANSWER_FORMATS = {
     "aime": "\\boxed{{{0}}} Answer: {0}",
     "gsm8k": "\\boxed{{{0}}} #### {0}",
     "gsm8k_multi_turn": "#### {0}",
@@ -25,11 +25,13 @@ ANSWERS = {
 """For each environment that reads answers, the form in which an answer states a ground truth."""
 
 
-def misread(task: str, make: Callable[[Mapping[str, Any]], Env], extras: Mapping[str, Any]) -> str | None:
+def unreadable_truth_reason(
+    task: str, make: Callable[[Mapping[str, Any]], Env], extras: Mapping[str, Any]
+) -> str | None:
     """Reason why no answer to this row can be right in the environment `task`; None if its ground truth can be read, or
     if the environment does not read answers.
     """
-    if (form := ANSWERS.get(task)) is None:
+    if (form := ANSWER_FORMATS.get(task)) is None:
         return None
     truth = next(iter(ground_truths(extras).values()), None)
     try:

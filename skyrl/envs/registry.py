@@ -67,7 +67,7 @@ def _sandbox(tier: Tier | Literal["auto"], readable: Path | None = None) -> Sand
     return Sandbox(tier, readable=[readable] if readable else ())
 
 
-def _programs(gym: SkyRLGymConfig) -> RunsPrograms:
+def _program_runner(gym: SkyRLGymConfig) -> RunsPrograms:
     """The sandbox that programs run in: a remote service, or one on this machine."""
     return (
         RemoteSandbox(gym.code_url, api_key(CODE_TOKEN), gym.service_patience_seconds)
@@ -76,17 +76,17 @@ def _programs(gym: SkyRLGymConfig) -> RunsPrograms:
     )
 
 
-def _equal(gym: SkyRLGymConfig) -> Callable[[str, str], bool] | None:
+def _math_comparison(gym: SkyRLGymConfig) -> Callable[[str, str], bool] | None:
     """Compares answers as mathematics; None to compare them as text."""
     return math_equal(gym.sandbox_tier) if gym.math_equivalence else None
 
 
 _BUILT_IN: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
-    "aime": lambda extras, gym: AIMEEnv(extras, _equal(gym)),
-    "code": lambda extras, gym: CodeEnv(extras, _programs(gym)),
-    "gsm8k": lambda extras, gym: GSM8kEnv(extras, _equal(gym)),
+    "aime": lambda extras, gym: AIMEEnv(extras, _math_comparison(gym)),
+    "code": lambda extras, gym: CodeEnv(extras, _program_runner(gym)),
+    "gsm8k": lambda extras, gym: GSM8kEnv(extras, _math_comparison(gym)),
     "gsm8k_multi_turn": lambda extras, gym: GSM8kMultiTurnEnv(extras),
-    "lcb": lambda extras, gym: CodeEnv(extras, _programs(gym)),
+    "lcb": lambda extras, gym: CodeEnv(extras, _program_runner(gym)),
     "llm_as_a_judge": lambda extras, gym: LLMJudgeEnv(
         extras, gym.llm_as_a_judge, api_key("OPENAI_API_KEY"), gym.service_patience_seconds
     ),
@@ -107,8 +107,8 @@ _BUILT_IN: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
 }
 """Makers of the built-in environments, whose facts are in `ENVIRONMENTS`."""
 
-_REGISTERED: dict[str, MakeEnv] = {}
-"""Environments that `register` has added."""
+_USER_REGISTERED: dict[str, MakeEnv] = {}
+"""Environments that `register` has added, without the built-in ones."""
 
 
 ACCEPT_TIER = 'to accept the tier, set environment.skyrl_gym.sandbox_tier = "{tier}"'
@@ -133,7 +133,7 @@ def uses_sandbox(name: str, gym: SkyRLGymConfig) -> bool:
     if name == MCP:
         return gym.mcp.runs_programs or (gym.mcp.reward is not None and uses_sandbox(gym.mcp.reward, gym))
     facts, is_elsewhere = ENVIRONMENTS[name], ENVIRONMENTS[name].service == "code_url" and bool(gym.code_url)
-    return (facts.sandboxed and not is_elsewhere) or (facts.compares and gym.math_equivalence)
+    return (facts.sandboxed and not is_elsewhere) or (facts.supports_math_equivalence and gym.math_equivalence)
 
 
 def register(name: str, make: MakeEnv) -> None:
@@ -142,18 +142,18 @@ def register(name: str, make: MakeEnv) -> None:
     """
     if ":" in name or not name:
         raise TaskError(f"{name!r} cannot be a registered name: a colon marks an import path")
-    if name in _BUILT_IN or (name in _REGISTERED and _REGISTERED[name] is not make):
+    if name in _BUILT_IN or (name in _USER_REGISTERED and _USER_REGISTERED[name] is not make):
         raise TaskError(f"an environment named {name!r} is already registered")
-    _REGISTERED[name] = make
+    _USER_REGISTERED[name] = make
 
 
 def registered_names() -> tuple[str, ...]:
-    """Every name that `find_env` knows without importing anything."""
-    return tuple(sorted([*_REGISTERED, *_BUILT_IN]))
+    """Every name that `find_env` knows without importing anything: the built-in ones, and those of `register`."""
+    return tuple(sorted([*_USER_REGISTERED, *_BUILT_IN]))
 
 
 def find_env(name: str, settings: SkyRLGymConfig | None = None) -> MakeEnv:
-    """Factory of environments of this name.
+    """Factory of environments of this name, which is trusted: `find_env_of_row` is for names in data.
 
     An import path is followed: pass only names from the user's configuration. `settings` are the settings of the
     built-in environments; None: their defaults. Raises `TaskError`, which says what was looked for and where.
@@ -165,12 +165,12 @@ def find_env(name: str, settings: SkyRLGymConfig | None = None) -> MakeEnv:
         return _mcp(settings)
     if name == PAIRWISE:
         return _pairwise_judge(settings or SkyRLGymConfig())
-    if (own := built_in_name(name)) in _BUILT_IN:
-        return _built_in(own, settings or SkyRLGymConfig())
+    if (builtin_name := built_in_name(name)) in _BUILT_IN:
+        return _built_in(builtin_name, settings or SkyRLGymConfig())
     if settings is not None and settings.isolate_user_env and is_import_path(name):
         return isolated(name, settings)
-    if name in _REGISTERED:
-        return _REGISTERED[name]
+    if name in _USER_REGISTERED:
+        return _USER_REGISTERED[name]
     return _imported(name)
 
 
@@ -221,29 +221,29 @@ class BuiltIn:
 _built_in = cache(BuiltIn)
 
 
-def answers_at_once(make: MakeEnv) -> bool:
+def answers_immediately(make: MakeEnv) -> bool:
     """Whether environments start and judge within microseconds: nothing in them waits, runs a program or is code of
     users, so that they may be called without a thread.
     """
     match make:
         case BuiltIn(name=name, gym=gym):
             facts = ENVIRONMENTS[name]
-            return facts.at_once and not (facts.compares and gym.math_equivalence)
+            return facts.immediate and not (facts.supports_math_equivalence and gym.math_equivalence)
         case WeightedRewards(parts=parts):
-            return all(answers_at_once(part.make) for part in parts)
+            return all(answers_immediately(part.make) for part in parts)
         case _:
             return isinstance(make, GroupReward)  # judges nothing before the group is complete
 
 
-def starts_at_once(make: MakeEnv) -> bool:
+def starts_immediately(make: MakeEnv) -> bool:
     """Whether environments start within microseconds, even if code of users then judges answers."""
     if isinstance(make, WeightedRewards):
-        return all(starts_at_once(part.make) for part in make.parts)
-    return isinstance(make, PlainReward) or answers_at_once(make)
+        return all(starts_immediately(part.make) for part in make.parts)
+    return isinstance(make, PlainReward) or answers_immediately(make)
 
 
 def _imported(name: str) -> MakeEnv:
-    """Factory of what an import path names. What a program or notebook defines again replaces what it was."""
+    """Factory of what an import path names. If a program or notebook redefines it, the new definition counts."""
     return _maker(name, import_object(name, TaskError)) if name.startswith(OF_PROGRAM) else _import_environment(name)
 
 
@@ -282,8 +282,9 @@ def _makes_environments(target: Callable[..., Any]) -> bool:
         return False
 
 
-def find_task(name: str, user_env_class: str | None, settings: SkyRLGymConfig | None = None) -> MakeEnv:
-    """Factory of the environments of a prompt, whose row may name a registered environment or `user_env_class`.
+def find_env_of_row(name: str, user_env_class: str | None, settings: SkyRLGymConfig | None = None) -> MakeEnv:
+    """Factory of the environments of a prompt, whose row is not trusted: it may name only a registered environment or
+    `user_env_class`.
 
     `user_env_class` is `environment.task`, the only text whose import paths are ever followed. `settings` are the
     settings of the built-in environments; None: their defaults. Raises `TaskError`.
@@ -297,7 +298,7 @@ def find_task(name: str, user_env_class: str | None, settings: SkyRLGymConfig | 
 
 
 def ignored_columns(make: MakeEnv, columns: Iterable[str]) -> tuple[str, ...]:
-    """Columns of rows that are not passed to its reward function, because other arguments have their names."""
+    """Columns of rows that are not passed to its reward function, because their names are taken by other arguments."""
     match make:
         case PlainReward(function=function) | GroupReward(function=function):
             names = reserved_names(function)

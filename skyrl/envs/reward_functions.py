@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from skyrl.envs.coroutines import settled
-from skyrl.envs.env import Env, EnvStep, Message, ReadsSample, Sampled
+from skyrl.envs.coroutines import awaited
+from skyrl.envs.env import Env, EnvStep, Message, SampleAwareEnv, SampledAnswer
 from skyrl.envs.rows import ground_truths
 from skyrl.errors import SkipSample
 
@@ -38,7 +38,7 @@ class TrainerState:
         raise AttributeError(f"trainer_state has only global_step here, and no {name}")
 
 
-class RewardFunctionEnv(ReadsSample):
+class RewardFunctionEnv(SampleAwareEnv):
     """One turn, rewarded by a plain function."""
 
     def __init__(self, extras: Mapping[str, Any], function: Callable[..., Any]) -> None:
@@ -56,7 +56,7 @@ class RewardFunctionEnv(ReadsSample):
         answers, columns = arguments(self._function, action, self._prompt, self.extras)
         if signature_of(self._function) == "trl":
             columns |= trainer_arguments(self._function, [self.sampled], self._measured)
-        result = settled(self._function(*answers, **columns))
+        result = awaited(self._function(*answers, **columns))
         result = result.tolist() if hasattr(result, "tolist") else result  # an array or a tensor
         components: dict[str, Any] = {}
         feedback: str | None = None
@@ -154,7 +154,7 @@ def ground_truth(extras: Mapping[str, Any]) -> object:
 
 
 def trainer_arguments(
-    function: Callable[..., Any], sampled: Sequence[Sampled], measured: dict[str, float]
+    function: Callable[..., Any], sampled: Sequence[SampledAnswer], measured: dict[str, float]
 ) -> dict[str, Any]:
     """Arguments that TRL's trainer adds, of those that the function takes: tokens, the trainer's state, and functions
     whose numbers are put into `measured`, as means over the samples.

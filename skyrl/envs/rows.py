@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any, TypeVar
 
-from skyrl.data.sources import is_missing
+from skyrl.data.sources import is_null
 from skyrl.errors import TaskError
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def ground_truths(extras: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(spec, Mapping):
             truths[f"{column}.ground_truth"] = spec.get("ground_truth")
     truths["ground_truth"] = extras.get("ground_truth")
-    return {path: truth for path, truth in truths.items() if not is_missing(truth)}
+    return {path: truth for path, truth in truths.items() if not is_null(truth)}
 
 
 def differing(truths: Mapping[str, Any]) -> str | None:
@@ -71,11 +71,11 @@ def max_turns(extras: Mapping[str, Any], default: int) -> int:
     return result
 
 
-def fewest_turns(extras: Mapping[str, Any], most: int) -> Any:
-    """The row's `max_turns`, at most `most`, which is also the default: a turn after `most` would never be rewarded."""
+def capped_max_turns(extras: Mapping[str, Any], limit: int) -> Any:
+    """The row's `max_turns`, but at most `limit`, since a later turn would never be rewarded. Without one: `limit`."""
     info = extras.get("extra_info")
-    own = extras.get("max_turns") or (info.get("max_turns") if isinstance(info, Mapping) else None) or most
-    return min(own, most) if isinstance(own, int) else own
+    row_limit = extras.get("max_turns") or (info.get("max_turns") if isinstance(info, Mapping) else None) or limit
+    return min(row_limit, limit) if isinstance(row_limit, int) else row_limit
 
 
 def between(text: str, opening: str, closing: str) -> Iterator[str]:

@@ -37,13 +37,13 @@ class _Document:
 
 
 @frozen
-class _Hits:
+class _Hit:
     document: _Document
 
 
 @frozen
 class _SearchResults:
-    result: tuple[tuple[_Hits, ...], ...]
+    result: tuple[tuple[_Hit, ...], ...]
 
 
 class SearchEnv(Env):
@@ -70,8 +70,8 @@ class SearchEnv(Env):
         self._said += action
         if ("<answer>" in action and "</answer>" in action) or self._turns >= self._max_turns:
             answer = last_between(self._said, "<answer>", "</answer>")
-            read = None if answer is None else normalized(answer)
-            return EnvStep(reward=score(self._said, self._targets), done=True, answer=read)
+            normalized_answer = None if answer is None else normalized(answer)
+            return EnvStep(reward=score(self._said, self._targets), done=True, answer=normalized_answer)
         query = first_between(action, "<search>", "</search>")
         results = self._search(query) if query is not None else "Write a query between <search> and </search>."
         observation = f"\n<information>{results}</information>\n"

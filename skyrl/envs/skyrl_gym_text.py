@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from skyrl.envs.coroutines import settled
+from skyrl.envs.coroutines import awaited
 from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.errors import TaskError
 
@@ -33,12 +33,12 @@ class SkyRLGymTextEnv(Env):
         self._env: Any = kind(**({"env_config": {}} if takes_config else {}), extras=dict(extras))
 
     def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
-        messages, information = settled(self._env.init([dict(message) for message in prompt]))
+        messages, information = awaited(self._env.init([dict(message) for message in prompt]))
         return tuple(messages), dict(information)
 
     def step(self, action: str) -> EnvStep:
         """Judge one answer. Raises `TaskError` if the environment would replace the policy's text."""
-        output = settled(self._env.step(action))
+        output = awaited(self._env.step(action))
         if not isinstance(output, Mapping):
             raise TypeError(
                 f"step() of {type(self._env).__name__} returned {output!r:.200}, not a BaseTextEnvStepOutput"
@@ -57,11 +57,11 @@ class SkyRLGymTextEnv(Env):
         )
 
     def get_metrics(self) -> dict[str, float]:
-        measured = settled(self._env.get_metrics()) if hasattr(self._env, "get_metrics") else {}
+        measured = awaited(self._env.get_metrics()) if hasattr(self._env, "get_metrics") else {}
         return {name: float(value) for name, value in measured.items() if isinstance(value, bool | int | float)}
 
     def close(self) -> None:
-        settled(self._env.close())
+        awaited(self._env.close())
 
 
 def is_of_skyrl_gym(target: object) -> bool:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from attrs import field, frozen
 
 from skyrl.chats.tool_calls import Call, CallParser, hermes
-from skyrl.envs.coroutines import settled
+from skyrl.envs.coroutines import awaited
 from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.envs.http_json import ServiceError
 from skyrl.envs.texts import tokenizable
@@ -47,7 +47,7 @@ SHOWN_CHARACTERS = 10_000
 
 
 class ToolFailed(Exception):
-    """A failed call, of which the policy is told in the words of the message, and nobody else."""
+    """A failed call. Only the policy is told, in the words of the message: nothing is logged."""
 
     def __init__(self, message: str, counted: Literal["tool_errors", "tool_timeouts"] = "tool_errors") -> None:
         """`counted` is the metric that counts it."""
@@ -215,7 +215,7 @@ def _run(tool: Tool, arguments: Mapping[str, Any]) -> tuple[Any, BaseException |
 
     def call() -> None:
         try:
-            outcome.put((settled(tool.run(**arguments)), None))
+            outcome.put((awaited(tool.run(**arguments)), None))
         except BaseException as error:  # noqa: BLE001  # every exception of a tool is reported or raised above
             outcome.put((None, error))
 

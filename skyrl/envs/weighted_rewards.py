@@ -15,8 +15,8 @@ from typing import Any
 
 from attrs import frozen
 
-from skyrl.envs.coroutines import settled
-from skyrl.envs.env import Env, EnvStep, Message, ReadsSample, Sampled
+from skyrl.envs.coroutines import awaited
+from skyrl.envs.env import Env, EnvStep, Message, SampleAwareEnv, SampledAnswer
 from skyrl.envs.rows import copied
 from skyrl.errors import SkipSample
 
@@ -42,7 +42,7 @@ class WeightedRewards:
         return WeightedRewardsEnv(extras, self.parts)
 
 
-class WeightedRewardsEnv(ReadsSample):
+class WeightedRewardsEnv(SampleAwareEnv):
     """One turn, rewarded by the weighted sum of several environments."""
 
     def __init__(self, extras: Mapping[str, Any], parts: tuple[WeightedPart, ...]) -> None:
@@ -56,23 +56,23 @@ class WeightedRewardsEnv(ReadsSample):
 
     def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
         for part, env in self._parts:
-            messages, _ = settled(env.init(prompt))
+            messages, _ = awaited(env.init(prompt))
             if tuple(messages) != tuple(prompt) or env.tool_schemas():
                 raise TypeError(f"{part.name} changes the prompt, and cannot be one of several rewards")
         return super().init(prompt)
 
-    def reads(self, sampled: Sampled) -> None:
-        super().reads(sampled)
+    def set_sampled(self, sampled: SampledAnswer) -> None:
+        super().set_sampled(sampled)
         for _, env in self._parts:
-            if isinstance(env, ReadsSample):
-                env.reads(sampled)
+            if isinstance(env, SampleAwareEnv):
+                env.set_sampled(sampled)
 
     def step(self, action: str) -> EnvStep:
         components: dict[str, float] = {}
         rewarded, total, answer, skipped, feedback = False, 0.0, None, "", list[str]()
         for part, env in self._parts:
             try:
-                step = settled(env.step(action))
+                step = awaited(env.step(action))
             except SkipSample as error:
                 skipped = str(error)
                 continue
@@ -89,7 +89,7 @@ class WeightedRewardsEnv(ReadsSample):
         return EnvStep(reward=total, done=True, answer=answer, feedback=feedback_text, components=components)
 
     def get_metrics(self) -> dict[str, float]:
-        measured = [(part.name, settled(env.get_metrics())) for part, env in self._parts]
+        measured = [(part.name, awaited(env.get_metrics())) for part, env in self._parts]
         return {f"{name}/{metric}": value for name, item in measured for metric, value in item.items()}
 
     def close(self) -> None:
@@ -108,4 +108,4 @@ def _number(reward: object, name: str) -> float:
 
 def _close(env: Env) -> None:
     closing: Any = env.close  # may be a coroutine
-    settled(closing())
+    awaited(closing())

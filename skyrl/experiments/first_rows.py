@@ -32,12 +32,12 @@ from skyrl.data.prompts import data_source_of, extras_of, tools_in
 from skyrl.data.ranked_lists import answers_of
 from skyrl.data.row_forms import chat_in, learns_all, preference_chat
 from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, first_row, is_table, iterate_rows
-from skyrl.envs.env import Env, EnvStep, Sampled
+from skyrl.envs.env import Env, EnvStep, SampledAnswer
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
 from skyrl.envs.mcp.environment import McpTask
-from skyrl.envs.reference_answers import ANSWERS
-from skyrl.envs.registry import PAIRWISE, MakeEnv, find_env, find_task, ignored_columns, ignored_columns_warning
+from skyrl.envs.reference_answers import ANSWER_FORMATS
+from skyrl.envs.registry import PAIRWISE, MakeEnv, find_env, find_env_of_row, ignored_columns, ignored_columns_warning
 from skyrl.envs.reward_functions import PlainReward, arguments, ground_truth, lacking, signature_of, trainer_arguments
 from skyrl.envs.weighted_rewards import WeightedRewards
 from skyrl.errors import ConfigError, DataError, DroppedPartsError, Problem, TaskError
@@ -384,9 +384,9 @@ def _judged(run: SkyRLTrainConfig, row: FirstRow, *, call: bool) -> Iterator[Pro
     except TaskError:  # another check reports the configuration's own
         return
     try:
-        make = find_task(row.env_class, run.environment.task, run.environment.skyrl_gym)
+        make = find_env_of_row(row.env_class, run.environment.task, run.environment.skyrl_gym)
         is_built_in = isinstance(make, type) and issubclass(make, Env) and make.__module__.startswith("skyrl.envs.")
-        if is_built_in and row.env_class not in ANSWERS:  # another check reports those
+        if is_built_in and row.env_class not in ANSWER_FORMATS:  # another check reports those
             make(deepcopy(row.extras))
     except TaskError as error:
         yield Problem(path="environment.env_class", message=f"{row.source}, row 0: {error}")
@@ -405,10 +405,10 @@ def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
     match make:
         case PlainReward(function=function):
             answers, columns = arguments(function, "", row.messages, row.extras)
-            columns |= trainer_arguments(function, [Sampled()], {}) if signature_of(function) == "trl" else {}
+            columns |= trainer_arguments(function, [SampledAnswer()], {}) if signature_of(function) == "trl" else {}
         case GroupReward(function=function):
             answers, columns = (), make.arguments(row.messages, [""], row.extras)
-            columns |= trainer_arguments(function, [Sampled()], {})
+            columns |= trainer_arguments(function, [SampledAnswer()], {})
         case McpTask(reward=reward):
             yield from _signature_problems(row, reward)
             return

@@ -18,8 +18,8 @@ from skyrl.data.sources import BadRow, Columns, Row, answer_in, answered, iterat
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
 from skyrl.envs.mcp.environment import McpTask
-from skyrl.envs.reference_answers import misread
-from skyrl.envs.registry import PAIRWISE, MakeEnv, find_task
+from skyrl.envs.reference_answers import unreadable_truth_reason
+from skyrl.envs.registry import PAIRWISE, MakeEnv, find_env_of_row
 from skyrl.envs.reward_functions import PlainReward, lacking, required_columns
 from skyrl.envs.rows import differing, ground_truths
 from skyrl.envs.weighted_rewards import WeightedRewards
@@ -44,7 +44,7 @@ def unrewardable_reason(run: SkyRLTrainConfig) -> Refuses:
     @cache
     def task_of(name: str) -> tuple[MakeEnv | None, tuple[str, ...], str]:
         try:
-            make = find_task(name, settings.task, settings.skyrl_gym)
+            make = find_env_of_row(name, settings.task, settings.skyrl_gym)
         except TaskError:  # another check reports it
             return None, (), ""
         return make, asked_by(make), name_of(make, name)
@@ -58,7 +58,7 @@ def unrewardable_reason(run: SkyRLTrainConfig) -> Refuses:
             return None
         answer = answer_in(extras, column) if column else None
         named = {} if answer is None else {f"{column} (data.answer_column)": answer}
-        return differing({**ground_truths(extras), **named}) or misread(task, make, extras)
+        return differing({**ground_truths(extras), **named}) or unreadable_truth_reason(task, make, extras)
 
     return refuses
 
@@ -69,7 +69,7 @@ def asked_of_tasks(run: SkyRLTrainConfig) -> dict[str, tuple[str, ...]]:
     result = {}
     for name in {settings.task, *settings.names} - {None}:
         try:
-            make = find_task(str(name), settings.task, settings.skyrl_gym)
+            make = find_env_of_row(str(name), settings.task, settings.skyrl_gym)
         except TaskError:  # another check reports it
             continue
         result[str(name)] = (name_of(make, str(name)), *asked_by(make))

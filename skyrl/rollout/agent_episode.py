@@ -46,14 +46,14 @@ class AgentEpisode(Episode):
 
     async def _returned(self, played: PlayedTrajectory) -> Returned:
         """Runs the agent. Raises `EpisodeError` if it fails."""
-        agent, who = self._agent, self._call_description("the agent for")
-        messages = [dict(message) for message in (*self._begun_with, *self._prompt.answer_prefix)]
+        agent, subject = self._agent, self._call_description("the agent for")
+        messages = [dict(message) for message in (*self._initial_messages, *self._prompt.answer_prefix)]
         task = {**self._extras(), "messages": messages}
         call = AgentCall(task=task, url=agent.endpoint.url, key=played.key, model=agent.model)
-        returned, seconds = await agent(who, call)
+        returned, seconds = await agent(subject, call)
         self._seconds["env_run"] += seconds
         if returned.exit_code and agent.config.reward != "exit_code":
-            text = f"{who} ended with exit code {returned.exit_code}: {str(returned.value).strip()[-400:]}"
+            text = f"{subject} ended with exit code {returned.exit_code}: {str(returned.value).strip()[-400:]}"
             raise EpisodeError(Failure(kind="raised", reason=text))
         return returned
 
@@ -65,7 +65,7 @@ class AgentEpisode(Episode):
             raise EpisodeError(Failure(kind="raised", reason=message))
         final = branches[-1][-1]
         *earlier, self._transcript = (self._row(branch, final) for branch in branches)
-        self._earlier = [transcript.step() for transcript in earlier]
+        self._earlier_rows = [transcript.step() for transcript in earlier]
         last = final.completion
         match self._agent.config.reward:
             case "environment":

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from skyrl.config.settings.environment import AgentConfig
-from skyrl.envs.coroutines import settled
+from skyrl.envs.coroutines import awaited
 from skyrl.errors import RewardError, TaskError
 from skyrl.rollout.agent_calls import LONGEST_OUTPUT, Agent, AgentCall, Returned, environment_of, returned_by
 from skyrl.rollout.env_calls import EnvCalls, Pace
@@ -75,9 +75,9 @@ class AgentRunner:
         assert endpoint is not None, "the endpoint is opened before anything is sampled"
         return endpoint
 
-    async def __call__(self, who: str, call: AgentCall) -> tuple[Returned, float]:
-        """Run the agent; its result and its run time in seconds. Raises `EpisodeError`; `who` begins its message."""
-        return await self._calls(who, self._agent, call)
+    async def __call__(self, subject: str, call: AgentCall) -> tuple[Returned, float]:
+        """Run the agent; its result and its run time in seconds. Raises `EpisodeError`, which begins with `subject`."""
+        return await self._calls(subject, self._agent, call)
 
 
 def agent_of(config: AgentConfig, tier: Tier | Literal["auto"]) -> Agent:
@@ -120,7 +120,7 @@ def _function_agent(function: object, name: str, settings: Mapping[str, Any]) ->
     def agent(call: AgentCall) -> Returned:
         arguments = {"task": call.task, "base_url": f"{call.url}/v1", "api_key": call.key, "model": call.model}
         chosen = arguments if takes_all else {key: value for key, value in arguments.items() if key in parameters}
-        return Returned(value=settled(function(**chosen, **thaw(settings))))
+        return Returned(value=awaited(function(**chosen, **thaw(settings))))
 
     return agent
 

@@ -180,24 +180,24 @@ class EnvCalls:
         self._deadline = deadline
         self._pace, self._paced = pace, asyncio.Semaphore(at_a_time)
 
-    async def __call__(self, who: str, function: Callable[..., T | Awaitable[T]], *args: object) -> tuple[T, float]:
+    async def __call__(self, subject: str, function: Callable[..., T | Awaitable[T]], *args: object) -> tuple[T, float]:
         """Call the function, and await what it returns if that is a coroutine; the result and the run time in seconds.
-        Raises `EpisodeError` if it raises or is late; `who` begins the message.
+        Raises `EpisodeError` if it raises or is late; `subject` begins the message.
         """
         if self._pace is None:
-            return await self._call_user(who, function, args)
+            return await self._call_user(subject, function, args)
         async with self._paced:  # so that a place is free once the pace admits the call
             await self._pace()
-            return await self._call_user(who, function, args)
+            return await self._call_user(subject, function, args)
 
-    async def _call_user(self, who: str, function: Callable[..., Any], args: tuple[object, ...]) -> tuple[T, float]:
-        value, error, seconds = await self._outcome(who, function, args)
+    async def _call_user(self, subject: str, function: Callable[..., Any], args: tuple[object, ...]) -> tuple[T, float]:
+        value, error, seconds = await self._outcome(subject, function, args)
         if error is not None:
-            _refuse(who, error)
+            _refuse(subject, error)
         return value, seconds
 
     async def _outcome(
-        self, who: str, function: Callable[..., Any], args: tuple[object, ...]
+        self, subject: str, function: Callable[..., Any], args: tuple[object, ...]
     ) -> tuple[Any, BaseException | None, float]:
         """Value or exception of the function, and the seconds that it ran. Raises `EpisodeError` if it is late."""
         loop = asyncio.get_running_loop()
@@ -216,7 +216,7 @@ class EnvCalls:
                 for coroutine in call.coroutines:
                     coroutine.cancel()
         if result is None:
-            raise EpisodeError(Failure(kind="timeout", reason=f"{who} {self._deadline_message(call)}"))
+            raise EpisodeError(Failure(kind="timeout", reason=f"{subject} {self._deadline_message(call)}"))
         return result  # type: ignore[no-any-return]  # of the future, which any result can settle
 
     def _look(self, call: _EnvCall) -> None:
@@ -245,7 +245,7 @@ class EnvCalls:
         return self._deadline + (0.0 if call.start_time is None else call.start_time + outages.seconds(now) - now)
 
 
-def called_at_once(who: str, function: Callable[..., T], *args: object) -> tuple[T, float]:
+def called_immediately(subject: str, function: Callable[..., T], *args: object) -> tuple[T, float]:
     """Call a function that returns within microseconds, on the event loop, where a thread would take longer than it
     does; otherwise like `EnvCalls`.
     """
@@ -253,27 +253,27 @@ def called_at_once(who: str, function: Callable[..., T], *args: object) -> tuple
     try:
         value = function(*args)
     except Exception as error:  # noqa: BLE001  # any error of an environment is an outcome of its sample
-        _refuse(who, error)
+        _refuse(subject, error)
     return value, time.perf_counter() - start
 
 
-def _refuse(who: str, error: BaseException) -> NoReturn:
+def _refuse(subject: str, error: BaseException) -> NoReturn:
     """Raise what a call raised as an `EpisodeError`, unless a service is gone."""
     if isinstance(error, EpisodeError | ServiceGone):
         raise error
-    raise EpisodeError(_outcome(who, error)) from error
+    raise EpisodeError(_outcome(subject, error)) from error
 
 
-def _outcome(who: str, error: BaseException) -> Failure | Skipped:
+def _outcome(subject: str, error: BaseException) -> Failure | Skipped:
     match error:
         case SkipSample():
-            return Skipped(f"{who} skips it: {_short(str(error))}")
+            return Skipped(f"{subject} skips it: {_short(str(error))}")
         case WorkerEnded():
-            return Failure(kind=_KINDS[error.how], reason=f"{who} {_short(str(error))}")
+            return Failure(kind=_KINDS[error.how], reason=f"{subject} {_short(str(error))}")
         case RewardError():
-            return Failure(kind="raised", reason=f"{who} {_short(str(error))}")
+            return Failure(kind="raised", reason=f"{subject} {_short(str(error))}")
         case _:
-            return Failure(kind="raised", reason=f"{who} raised {_describe_error(error)}")
+            return Failure(kind="raised", reason=f"{subject} raised {_describe_error(error)}")
 
 
 def number(value: Any, prefix: str) -> float:

@@ -21,15 +21,15 @@ from skyrl.chats.contents import ALLOW_DROPPED, DESCRIBE_TOOLS, tool_name, with_
 from skyrl.chats.rendering import Message, Template
 from skyrl.config import GeneratorConfig, SamplingParams
 from skyrl.envs import Env, EnvStep
-from skyrl.envs.env import ReadsSample, Sampled
-from skyrl.envs.registry import MakeEnv, answers_at_once, starts_at_once
-from skyrl.envs.rows import copied, fewest_turns
+from skyrl.envs.env import SampleAwareEnv, SampledAnswer
+from skyrl.envs.registry import MakeEnv, answers_immediately, starts_immediately
+from skyrl.envs.rows import capped_max_turns, copied
 from skyrl.errors import DataError, DroppedPartsError, TextError
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.chats import Chat, ChatTurn
-from skyrl.rollout.env_calls import EnvCalls, EpisodeError, called_at_once, number
+from skyrl.rollout.env_calls import EnvCalls, EpisodeError, called_immediately, number
 from skyrl.rollout.filters import drop_truncated
 from skyrl.rollout.transcript import Transcript
 from skyrl.trajectory import Failure, Prompt, Skipped, StopReason, TokenRow, Trajectory
@@ -65,9 +65,9 @@ class Episode:
         self._context, self._prompt, self._make = context, prompt, make
         self._env: Env | None = None
         self._transcript = Transcript(prompt.token_ids, with_logprobs=context.sampling.logprobs is not None)
-        self._earlier: list[TokenRow] = []
-        self._begun_with: Sequence[Message] = prompt.question
-        self._said: list[Message] = []
+        self._earlier_rows: list[TokenRow] = []
+        self._initial_messages: Sequence[Message] = prompt.question
+        self._dialogue: list[Message] = []
         self._tools: Sequence[Mapping[str, Any]] = ()
         self._turns = 0
         self._answer: str | None = None
@@ -86,10 +86,10 @@ class Episode:
             self._make,
             self._extras(),
             copied(prompt.question),
-            at_once=starts_at_once(self._make),
+            immediate=starts_immediately(self._make),
         )
         self._env, messages, tools = started
-        self._begun_with, self._tools = messages, with_tools(tools, prompt.tools)
+        self._initial_messages, self._tools = messages, with_tools(tools, prompt.tools)
         config = self._context.config
         changed = messages != prompt.question or self._tools != prompt.tools
         if changed or config.chat_template.name_or_path is not None:
@@ -111,10 +111,10 @@ class Episode:
             self._turns += 1
             if step.done or self._turns >= self._context.config.max_turns:
                 break
-            if not self._go_on(completion, step):
+            if not self._prepare_next_turn(completion, step):
                 assert self._env is not None, "play() comes after begin()"
-                who = self._call_description("measuring")
-                self._metrics = _numbers(await self._call_env(who, self._env.get_metrics), who)
+                subject = self._call_description("measuring")
+                self._metrics = _numbers(await self._call_env(subject, self._env.get_metrics), subject)
                 return self._trajectory("context")
             request = self._request(evolve(self.key, turn=self._turns))
             (completion,) = await self._timed("llm", self._context.client.generate(request))
@@ -122,14 +122,14 @@ class Episode:
             self._context.chat().end(self._transcript, completion)
         return self._trajectory(completion.stop_reason if completion.token_ids else "context")
 
-    def _go_on(self, completion: Completion, step: EnvStep) -> bool:
+    def _prepare_next_turn(self, completion: Completion, step: EnvStep) -> bool:
         """Whether another turn fits; if so, the transcript becomes the prompt of that turn."""
-        self._said += ({"role": "assistant", "content": completion.text}, *step.observations)
+        self._dialogue += ({"role": "assistant", "content": completion.text}, *step.observations)
         turn = ChatTurn(
             completion=completion,
             observations=step.observations,
-            prompt=self._begun_with,
-            messages=self._said,
+            prompt=self._initial_messages,
+            messages=self._dialogue,
             tools=self._tools,
         )
         before, as_sampled = self._transcript, self._transcript.copy()
@@ -139,7 +139,7 @@ class Episode:
             self._transcript = as_sampled
             return False
         if self._transcript is not before:
-            self._earlier.append(before.step())
+            self._earlier_rows.append(before.step())
         return True
 
     @property
@@ -168,35 +168,41 @@ class Episode:
         self._seconds["llm"] += seconds
 
     async def _judge(self, completion: Completion) -> EnvStep:
-        who = self._call_description("judging an answer to", completion.text)
+        subject = self._call_description("judging an answer to", completion.text)
         assert self._env is not None, "play() comes after begin()"
         last = self._turns + 1 >= self._context.config.max_turns
-        sampled = Sampled(token_ids=completion.token_ids, version=self.key.weight_version)
-        stepped: Stepped = await self._call_env(
-            who, _stepped, self._env, completion.text, sampled, last, at_once=answers_at_once(self._make)
+        sampled = SampledAnswer(token_ids=completion.token_ids, version=self.key.weight_version)
+        stepped: StepAndMetrics = await self._call_env(
+            subject,
+            _step_and_metrics,
+            self._env,
+            completion.text,
+            sampled,
+            last,
+            immediate=answers_immediately(self._make),
         )
         step, metrics = stepped
         if not isinstance(step, EnvStep):
-            raise _wrong(f"{who} returned {step!r:.200} from step() instead of an EnvStep")
-        _refuse_unreadable(step.observations, who)
+            raise _wrong(f"{subject} returned {step!r:.200} from step() instead of an EnvStep")
+        _refuse_unreadable(step.observations, subject)
         if not isinstance(step.answer, str | None):
-            raise _wrong(f"{who} read the answer {step.answer!r:.200}, which is not a text")
+            raise _wrong(f"{subject} read the answer {step.answer!r:.200}, which is not a text")
         if not isinstance(step.feedback, str | None):
-            raise _wrong(f"{who} gave the feedback {step.feedback!r:.200}, which is not a text")
+            raise _wrong(f"{subject} gave the feedback {step.feedback!r:.200}, which is not a text")
         self._answer, self._feedback = step.answer, step.feedback
-        self._transcript.credit(number(step.reward, f"{who} gave the reward"))
+        self._transcript.credit(number(step.reward, f"{subject} gave the reward"))
         if not isinstance(step.components, Mapping):
-            raise _wrong(f"{who} gave the components {step.components!r:.200}, which are not numbers by name")
-        for name, part in _numbers(step.components, who).items():
+            raise _wrong(f"{subject} gave the components {step.components!r:.200}, which are not numbers by name")
+        for name, part in _numbers(step.components, subject).items():
             self._components[name] = self._components.get(name, 0.0) + part
         if not step.done and self._context.config.max_turns == 1 and self._context.agent is None:
-            raise _wrong(f"{who} wants another turn, but generator.max_turns is 1")
-        self._metrics = _numbers(metrics, who)
+            raise _wrong(f"{subject} wants another turn, but generator.max_turns is 1")
+        self._metrics = _numbers(metrics, subject)
         return step
 
     def _trajectory(self, reason: StopReason) -> Trajectory:
         config = self._context.config
-        steps = [*self._earlier, self._transcript.step()]
+        steps = [*self._earlier_rows, self._transcript.step()]
         if reason != "stop" and config.zero_reward_on_non_stop:
             steps = [evolve(step, rewards=tuple(evolve(turn, reward=0.0) for turn in step.rewards)) for step in steps]
         trajectory = Trajectory(
@@ -238,7 +244,7 @@ class Episode:
         """A copy of the row's columns for this environment, whose changes no other sample sees."""
         extras = {"data_source": self._prompt.data_source, **copied(dict(self._prompt.extras))}
         most = self._context.config.max_turns
-        return extras | ({"max_turns": fewest_turns(extras, most)} if most > 1 else {})
+        return extras | ({"max_turns": capped_max_turns(extras, most)} if most > 1 else {})
 
     @contextmanager
     def _readable(self, doing: str) -> Iterator[None]:
@@ -249,14 +255,14 @@ class Episode:
             raise _wrong(f"{self._call_description(doing)} returned text that cannot be tokenized: {error}") from error
 
     async def _call_env(
-        self, who: str, function: Callable[..., T | Awaitable[T]], *args: object, at_once: bool = False
+        self, subject: str, function: Callable[..., T | Awaitable[T]], *args: object, immediate: bool = False
     ) -> T:
-        """The function's result. With `at_once`, no thread calls it, and it must be no coroutine."""
-        if at_once:
-            result, ran = called_at_once(who, cast(Callable[..., T], function), *args)
+        """The function's result. With `immediate`, no thread calls it, and it must be no coroutine."""
+        if immediate:
+            result, ran = called_immediately(subject, cast(Callable[..., T], function), *args)
             self._seconds["env"] += ran
         else:
-            result, ran = await self._timed("env", self._context.call(who, function, *args))
+            result, ran = await self._timed("env", self._context.call(subject, function, *args))
         self._seconds["env_run"] += ran
         return result
 
@@ -286,7 +292,7 @@ def _naming_tools(tools: Sequence[Mapping[str, Any]]) -> Iterator[None]:
 Started = tuple[Env, Any, Any]
 """An environment, the messages to start from, and its tools, which code of users made."""
 
-Stepped = tuple[Any, Any]
+StepAndMetrics = tuple[Any, Any]
 """A step of an environment and its metrics, which code of users made."""
 
 
@@ -305,12 +311,14 @@ def _start_environment(
     return _then(started, with_tools)
 
 
-def _stepped(env: Env, answer: str, sampled: Sampled, last: bool) -> Stepped | Awaitable[Stepped]:
+def _step_and_metrics(
+    env: Env, answer: str, sampled: SampledAnswer, last: bool
+) -> StepAndMetrics | Awaitable[StepAndMetrics]:
     """One step of the environment, and its metrics if the step is the last; of an `async def step`, a coroutine."""
-    if isinstance(env, ReadsSample):
-        env.reads(sampled)
+    if isinstance(env, SampleAwareEnv):
+        env.set_sampled(sampled)
 
-    def with_metrics(step: object) -> Stepped | Awaitable[Stepped]:
+    def with_metrics(step: object) -> StepAndMetrics | Awaitable[StepAndMetrics]:
         ends = last or not isinstance(step, EnvStep) or step.done
         return _then(env.get_metrics() if ends else {}, lambda metrics: (step, metrics))
 
@@ -329,20 +337,20 @@ def _then(value: T | Awaitable[T], finish: Callable[[T], R | Awaitable[R]]) -> R
     return finished()
 
 
-def _refuse_unreadable(observations: object, who: str) -> None:
+def _refuse_unreadable(observations: object, subject: str) -> None:
     if not isinstance(observations, tuple | list) or not all(
         isinstance(observation, Mapping) and all(isinstance(observation.get(key), str) for key in ("role", "content"))
         for observation in observations
     ):
-        raise _wrong(f"{who} returned {observations!r:.200}, not messages with the strings 'role' and 'content'")
+        raise _wrong(f"{subject} returned {observations!r:.200}, not messages with the strings 'role' and 'content'")
     length = sum(len(observation["content"]) for observation in observations)
     if length > LONGEST_OBSERVATION:
-        text = f"{who} shows {length} characters, more than {LONGEST_OBSERVATION}"
+        text = f"{subject} shows {length} characters, more than {LONGEST_OBSERVATION}"
         raise EpisodeError(Failure(kind="too_large", reason=text))
 
 
-def _numbers(metrics: Mapping[str, Any], who: str) -> dict[str, float]:
-    return {name: number(value, f"{who} measured {name} =") for name, value in metrics.items()}
+def _numbers(metrics: Mapping[str, Any], subject: str) -> dict[str, float]:
+    return {name: number(value, f"{subject} measured {name} =") for name, value in metrics.items()}
 
 
 def _wrong(reason: str) -> EpisodeError:

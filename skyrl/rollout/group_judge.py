@@ -8,7 +8,7 @@ from typing import Any
 from attrs import evolve
 
 from skyrl.config import SkyRLGymConfig
-from skyrl.envs.env import Sampled
+from skyrl.envs.env import SampledAnswer
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.rows import copied
 from skyrl.rollout.attempts import FailureTally
@@ -52,15 +52,17 @@ class GroupJudge:
     async def _rewards(
         self, prompt: Prompt, reward: GroupReward, rows: Sequence[Trajectory]
     ) -> tuple[tuple[float | None, ...], Mapping[str, float]]:
-        who = f"{prompt.env_class}, judging the group of prompt {prompt.id},"
+        subject = f"{prompt.env_class}, judging the group of prompt {prompt.id},"
         decode = self._context.tokenizer.decode
         answers = [prompt.full_answer(decode(row.response_ids, skip_special_tokens=True)) for row in rows]
         extras: dict[str, Any] = {"data_source": prompt.data_source, **copied(dict(prompt.extras))}
-        sampled = [Sampled(token_ids=row.response_ids, version=row.weight_versions[0]) for row in rows]
+        sampled = [SampledAnswer(token_ids=row.response_ids, version=row.weight_versions[0]) for row in rows]
         measured: dict[str, float] = {}
-        values, _ = await self._context.call(who, reward.rewards, prompt.question, answers, extras, sampled, measured)
-        numbers = {name: number(value, f"{who} measured {name} =") for name, value in measured.items()}
-        rewards = (None if value is None else number(value, f"{who} gave the reward") for value in values)
+        values, _ = await self._context.call(
+            subject, reward.rewards, prompt.question, answers, extras, sampled, measured
+        )
+        numbers = {name: number(value, f"{subject} measured {name} =") for name, value in measured.items()}
+        rewards = (None if value is None else number(value, f"{subject} gave the reward") for value in values)
         return tuple(rewards), numbers
 
     def _rewarded(self, row: Trajectory, reward: float | None, measured: Mapping[str, float]) -> Trajectory:

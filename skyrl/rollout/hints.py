@@ -17,7 +17,7 @@ from skyrl.batch import TEACHER_PROMPT
 from skyrl.chats.rendering import Template
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import HintConfig
-from skyrl.data.sources import is_missing
+from skyrl.data.sources import is_null
 from skyrl.errors import DataError, RunError
 from skyrl.trajectory import Prompt, RowArray, TokenRow, Trajectory, TrajectoryGroup
 
@@ -121,7 +121,7 @@ class Hints:
         value: object = prompt.extras
         for name in column.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
-        if is_missing(value):
+        if is_null(value):
             return None
         if not isinstance(value, str):
             raise DataError(f"prompt {prompt.id}: column {column} ({FIELD}.column) is no text, but {value!r:.80}")

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from skyrl.config import SkyRLGymConfig
 from skyrl.envs.group_rewards import GroupReward
-from skyrl.envs.registry import MakeEnv, find_task
+from skyrl.envs.registry import MakeEnv, find_env_of_row
 from skyrl.errors import RunError
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.processes.gather_or_cancel import gather_or_cancel, wait_all
@@ -58,7 +58,7 @@ class SamplingSession:
 
     def task_of(self, prompt: Prompt) -> MakeEnv:
         """Factory of the prompt's environment. Raises `TaskError`."""
-        return find_task(prompt.env_class, self._user_env_class, self._gym)
+        return find_env_of_row(prompt.env_class, self._user_env_class, self._gym)
 
     async def group(
         self, prompt: Prompt, *, weight_version: int, attempt: int = 0, occurrence: int = 0

@@ -15,7 +15,7 @@ from skyrl.data.cursor import batches
 from skyrl.data.prompts import NO_SOURCE, PromptDataset
 from skyrl.data.sources import answer_in
 from skyrl.envs.mcp.environment import McpTask
-from skyrl.envs.registry import ACCEPT_TIER, find_task, ignored_columns, ignored_columns_warning, sandboxed_parts
+from skyrl.envs.registry import ACCEPT_TIER, find_env_of_row, ignored_columns, ignored_columns_warning, sandboxed_parts
 from skyrl.envs.rows import ground_truths
 from skyrl.errors import DataError, ModelError, SkyRLError
 from skyrl.inference.vllm.arguments import refuse_unsuitable
@@ -34,7 +34,7 @@ def check_data(run: SkyRLTrainConfig, train: PromptDataset | None, evaluation: P
         if dataset is None:
             continue
         for env_class in dataset.facts.columns:
-            task = find_task(env_class, run.environment.task, run.environment.skyrl_gym)
+            task = find_env_of_row(env_class, run.environment.task, run.environment.skyrl_gym)
             if isinstance(task, McpTask):
                 task.offered()
         if dataset.too_long:
@@ -58,7 +58,7 @@ def _report_unread_fields(run: SkyRLTrainConfig, datasets: Sequence[PromptDatase
         notice(f"environment.env_class = {env_class} has no effect: every row names its own ({', '.join(own)})")
     for task in own:
         columns = {name for dataset in datasets for name in dataset.facts.columns.get(task, ())}
-        if names := ignored_columns(find_task(task, env_class, run.environment.skyrl_gym), columns):
+        if names := ignored_columns(find_env_of_row(task, env_class, run.environment.skyrl_gym), columns):
             notice(ignored_columns_warning(names, task))
     prompts = (prompt for dataset in datasets for prompt in dataset.prompts)
     if column is not None and not any(_has_answer(prompt.extras, column) for prompt in prompts):

@@ -15,7 +15,7 @@ from typing import Any
 
 from reasoning_gym.factory import DATASETS
 
-from skyrl.config.foundation.reasoning_tasks import ENVIRONMENT, task_rows
+from skyrl.config.foundation.reasoning_tasks import REASONING_GYM, task_rows
 from skyrl.data.reasoning_rows import _rows
 from skyrl.envs import find_env
 from skyrl.errors import DataError
@@ -61,7 +61,7 @@ def main(tasks: Sequence[str]) -> int:
 def reference(task: str, row: Mapping[str, Any]) -> str:
     """The right answer to a row; empty for tasks that have none."""
     if task in REFERENCES:
-        return REFERENCES[task](ast.literal_eval(row[ENVIRONMENT]["entry"]))
+        return REFERENCES[task](ast.literal_eval(row[REASONING_GYM]["entry"]))
     return str(row["reward_spec"]["ground_truth"]) if task not in NO_REFERENCE else ""
 
 

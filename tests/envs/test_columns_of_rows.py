@@ -16,7 +16,7 @@ import pytest
 from skyrl.config import SkyRLGymConfig, compose
 from skyrl.data.sources import Columns, answered
 from skyrl.envs.group_rewards import GroupReward, group_reward
-from skyrl.envs.reference_answers import ANSWERS, misread
+from skyrl.envs.reference_answers import ANSWER_FORMATS, unreadable_truth_reason
 from skyrl.envs.registry import find_env, ignored_columns, ignored_columns_warning, registered_names
 from skyrl.envs.reward_functions import PlainReward, RewardFunctionEnv, ground_truth, lacking
 from skyrl.envs.rows import copied, differing, ground_truths
@@ -224,7 +224,7 @@ def spec(truth: Any, **others: Any) -> dict[str, Any]:
     return {"reward_spec": {"ground_truth": truth}, **others}
 
 
-READ: Mapping[str, tuple[list[Any], list[Any]]] = {
+READABLE_TRUTHS: Mapping[str, tuple[list[Any], list[Any]]] = {
     "gsm8k": (["72", "-3", "1,000", "1000", "0.5", " 72 "], ["$12", "72%", "3/4", "ten", "", "x = 5", "72 apples"]),
     "gsm8k_multi_turn": (["72", "1,000"], ["$12", "72%", "twelve"]),
     "searchcode": (["72", "1,000"], ["$12", "Paris"]),
@@ -237,21 +237,21 @@ READ: Mapping[str, tuple[list[Any], list[Any]]] = {
 def test_every_environment_that_reads_answers_is_in_the_table() -> None:
     graded_otherwise = {"code", "lcb", "llm_as_a_judge", "mcp", "pairwise_judge", "reasoning_gym"}
     graded_otherwise |= {"reward_model", "text2sql"}
-    assert {*ANSWERS} == {*READ}
+    assert {*ANSWER_FORMATS} == {*READABLE_TRUTHS}
     built_in = {name for name in registered_names() if not name.startswith("tests-")}
-    assert built_in == {*ANSWERS} | graded_otherwise
+    assert built_in == {*ANSWER_FORMATS} | graded_otherwise
 
 
-@pytest.mark.parametrize("task", READ)
+@pytest.mark.parametrize("task", READABLE_TRUTHS)
 def test_a_ground_truth_that_the_environment_cannot_read_is_named(task: str) -> None:
-    right, wrong = READ[task]
+    right, wrong = READABLE_TRUTHS[task]
     make = find_env(task)
     for truth in right:
-        assert misread(task, make, spec(truth)) is None, truth
+        assert unreadable_truth_reason(task, make, spec(truth)) is None, truth
     for truth in wrong:
-        reason = misread(task, make, spec(truth))
+        reason = unreadable_truth_reason(task, make, spec(truth))
         assert reason is not None and (f"which {task} cannot read" in reason or reason.startswith("is refused")), truth
-    missing = misread(task, make, {})
+    missing = unreadable_truth_reason(task, make, {})
     assert missing is not None and f"{task} needs the column reward_spec" in missing
 
 
@@ -274,7 +274,7 @@ def test_answers_of_gsm8k_lose_their_commas_as_in_its_example() -> None:
 
 
 def test_a_task_of_ones_own_is_not_tried() -> None:
-    assert misread("my.py:Env", lambda extras: pytest.fail("it is made"), spec("7")) is None
+    assert unreadable_truth_reason("my.py:Env", lambda extras: pytest.fail("it is made"), spec("7")) is None
 
 
 def test_a_copy_of_a_row_shares_nothing_that_can_change() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from skyrl.config.settings.environment import McpEnvConfig, McpServerConfig, SkyRLGymConfig
 from skyrl.envs import Env, EnvStep, find_env
-from skyrl.envs.coroutines import settled
+from skyrl.envs.coroutines import awaited
 from skyrl.envs.env import Message
 from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.mcp.servers import McpConnection, McpServer, shared_connection
@@ -111,9 +111,9 @@ def test_a_program_runs_in_each_tier_without_a_network_or_the_runs_variables(
     server = McpServer(config=NOTES, config_path="here", tier=tier, start_seconds=60, call_seconds=30)
     connection = McpConnection(server)
     try:
-        seen = json.loads(settled(connection.call("surroundings", {})))
+        seen = json.loads(awaited(connection.call("surroundings", {})))
     finally:
-        settled(connection.close())
+        awaited(connection.close())
     assert {*seen["variables"]} <= VARIABLES
     assert seen["network"] == "OSError97"
     assert seen["files"] == []
@@ -182,7 +182,7 @@ def test_one_server_may_be_shared_by_all_episodes() -> None:
         assert told(other, "one") == "done"
         assert processes() == shared
     assert processes() == shared  # until the run ends
-    settled(shared_connection(mcp_task.offered()[0].server).close())
+    awaited(shared_connection(mcp_task.offered()[0].server).close())
 
 
 @pytest.mark.parametrize(
@@ -269,14 +269,14 @@ def test_headers_come_from_variables_and_are_in_no_message(monkeypatch: pytest.M
     monkeypatch.delenv("A_TOKEN", raising=False)
     monkeypatch.setenv("A_KEY", "canary-key")
     with pytest.raises(TaskError, match="the variable A_TOKEN is not set, from which here takes its token"):
-        settled(server.opened())
+        awaited(server.opened())
     monkeypatch.setenv("A_TOKEN", "canary\x01token")
     with pytest.raises(TaskError, match="the variable A_TOKEN holds characters that no header may have"):
-        settled(server.opened())
+        awaited(server.opened())
     monkeypatch.setenv("A_TOKEN", "canary-token\n")
     assert server.headers() == {"Authorization": "Bearer canary-token", "X-Key": "canary-key"}
     with pytest.raises(TaskError) as error:
-        settled(server.opened())
+        awaited(server.opened())
     assert "canary" not in f"{error.value} {config} {server}"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from skyrl.config.settings.environment import ENVIRONMENTS
 from skyrl.envs import Env, EnvStep, find_env, register, registered_names
-from skyrl.envs.registry import find_task
+from skyrl.envs.registry import find_env_of_row
 from skyrl.errors import TaskError
 
 EXTRAS = {"reward_spec": {"method": "rule", "ground_truth": "abc"}, "extra_info": {"index": 3}}
@@ -93,10 +93,10 @@ def test_a_task_file_that_ends_the_process_is_a_task_that_cannot_be_imported(tmp
 
 def test_a_row_may_name_what_is_registered_or_what_the_configuration_names(tmp_path: Path) -> None:
     own_task = f"{write(tmp_path, 'def f(completion, **others): return 1')}:f"
-    assert find_task("gsm8k", None) is find_env("gsm8k")
-    assert find_task(own_task, own_task) is find_env(own_task)
+    assert find_env_of_row("gsm8k", None) is find_env("gsm8k")
+    assert find_env_of_row(own_task, own_task) is find_env(own_task)
     with pytest.raises(TaskError, match=r"environment\.env_class only"):
-        find_task(own_task, "gsm8k")
+        find_env_of_row(own_task, "gsm8k")
 
 
 def test_a_registered_name_cannot_be_taken_twice() -> None:

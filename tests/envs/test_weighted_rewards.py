@@ -15,7 +15,7 @@ from skyrl.config.loading.code_digests import code_digests
 from skyrl.config.loading.stored_code import named_code
 from skyrl.config.settings.environment import EnvironmentConfig, weighted_names
 from skyrl.envs import group_reward
-from skyrl.envs.env import EnvStep, ReadsSample, Sampled
+from skyrl.envs.env import EnvStep, SampleAwareEnv, SampledAnswer
 from skyrl.envs.registry import find_env
 from skyrl.envs.reward_functions import PlainReward
 from skyrl.errors import SkipSample, TaskError
@@ -65,8 +65,8 @@ def judged(
 ) -> tuple[EnvStep, Mapping[str, float]]:
     env = find_env(task or "")(ROW)
     env.init(PROMPT)
-    if isinstance(env, ReadsSample):
-        env.reads(Sampled(token_ids=tokens, version=3))
+    if isinstance(env, SampleAwareEnv):
+        env.set_sampled(SampledAnswer(token_ids=tokens, version=3))
     step = env.step(action)
     metrics = env.get_metrics()
     env.close()
@@ -155,9 +155,9 @@ def test_the_code_of_every_reward_is_named_and_digested(file: Path) -> None:
 
 def returned(function: Any) -> tuple[EnvStep, Mapping[str, float]]:
     env = PlainReward(function)(ROW)
-    assert isinstance(env, ReadsSample)
+    assert isinstance(env, SampleAwareEnv)
     env.init(PROMPT)
-    env.reads(Sampled(token_ids=(7, 8, 9), version=3))
+    env.set_sampled(SampledAnswer(token_ids=(7, 8, 9), version=3))
     return env.step("4"), env.get_metrics()
 
 
@@ -226,6 +226,6 @@ def test_a_group_reward_gets_tokens_and_logs(file: Path) -> None:
         return torch.tensor([float(len(ids)) for ids in completion_ids])
 
     measured: dict[str, float] = {}
-    sampled = [Sampled(token_ids=(1,)), Sampled(token_ids=(1, 2))]
+    sampled = [SampledAnswer(token_ids=(1,)), SampledAnswer(token_ids=(1, 2))]
     assert GroupReward(longest).rewards(PROMPT, ["a", "b"], ROW, sampled, measured) == [1.0, 2.0]
     assert measured == {"longest": 2.0}

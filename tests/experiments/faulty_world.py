@@ -38,7 +38,7 @@ class World:
         self.schedule, self.trained, self.oldest = schedule, Counter[str](), 0
         limits = schedule.limits
         patch.setattr("skyrl.rollout.generator.EnvCalls", lambda *settings: VirtualEnvCalls(schedule, *settings))
-        patch.setattr("skyrl.rollout.sampling_session.find_task", lambda *_: OneTurn)
+        patch.setattr("skyrl.rollout.sampling_session.find_env_of_row", lambda *_: OneTurn)
         progress = Progress()
         engines = InferenceEngineConfig(max_num_seqs=schedule.max_num_seqs)
         handles: list[Any] = [EngineHandle(number, schedule, progress) for number in range(schedule.engines)]

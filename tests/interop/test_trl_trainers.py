@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skyrl.config import ConfigError, PreferenceConfig, RewardModelConfig, SFTConfig, SkyRLTrainConfig, load
-from skyrl.envs.env import ReadsSample, Sampled
+from skyrl.envs.env import SampleAwareEnv, SampledAnswer
 from skyrl.envs.registry import find_env
 from skyrl.interop.peer_trees import PeerTree, peer_trees
 from skyrl.interop.report import Conversion
@@ -354,9 +354,9 @@ def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     run = load(["run.toml"], environ={}).config
     env = find_env(run.environment.task or "")({"solution": "4"})
-    assert isinstance(env, ReadsSample)
+    assert isinstance(env, SampleAwareEnv)
     env.init(())
-    env.reads(Sampled(token_ids=(1, 2)))
+    env.set_sampled(SampledAnswer(token_ids=(1, 2)))
     step = env.step("4")
     assert step.reward == pytest.approx(1 - 0.001)
     assert step.components == {"correct": 1.0, "brief": pytest.approx(-0.002)}

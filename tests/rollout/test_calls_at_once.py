@@ -11,9 +11,9 @@ from skyrl.config import SkyRLGymConfig
 from skyrl.config.settings.environment import ENVIRONMENTS
 from skyrl.envs import SkipSample
 from skyrl.envs.builtin.multiply import MultiplyEnv
-from skyrl.envs.registry import answers_at_once, find_env, starts_at_once
+from skyrl.envs.registry import answers_immediately, find_env, starts_immediately
 from skyrl.errors import RewardError, ServiceGone
-from skyrl.rollout.env_calls import EpisodeError, called_at_once
+from skyrl.rollout.env_calls import EpisodeError, called_immediately
 from skyrl.rollout.threads import KeptThreads
 from tests.rollout.test_generator import SPEC, Scripted, generator, prompt, sample
 
@@ -39,27 +39,27 @@ async def test_a_built_in_environment_that_only_compares_text_needs_no_thread(na
 
 
 def test_no_other_built_in_environment_does_except_one_that_waits_for_its_group() -> None:
-    assert {name for name in ENVIRONMENTS if answers_at_once(find_env(name))} == {*AT_ONCE, "pairwise_judge"}
+    assert {name for name in ENVIRONMENTS if answers_immediately(find_env(name))} == {*AT_ONCE, "pairwise_judge"}
 
 
 def test_comparing_as_mathematics_is_a_program_and_needs_one() -> None:
     gym = SkyRLGymConfig(math_equivalence=True)
-    assert [answers_at_once(find_env(name, gym)) for name in AT_ONCE] == [False, True, False, True]
+    assert [answers_immediately(find_env(name, gym)) for name in AT_ONCE] == [False, True, False, True]
 
 
 def test_a_reward_function_starts_at_once_and_is_called_in_a_thread(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     for name in (f"{tmp_path}/mine.py:reward", f"gsm8k + {tmp_path}/mine.py:reward"):
         env = find_env(name)
-        assert (starts_at_once(env), answers_at_once(env)) == (True, False)
+        assert (starts_immediately(env), answers_immediately(env)) == (True, False)
 
 
 def test_an_environment_of_a_user_gets_threads_even_if_it_extends_one_that_needs_none() -> None:
     class Mine(MultiplyEnv):
         pass
 
-    assert not starts_at_once(Mine)
-    assert not starts_at_once(lambda extras: Mine(extras))
+    assert not starts_immediately(Mine)
+    assert not starts_immediately(lambda extras: Mine(extras))
 
 
 async def test_a_row_that_a_built_in_environment_cannot_read_is_a_failure_of_the_sample(no_threads: None) -> None:
@@ -76,16 +76,16 @@ async def test_a_row_that_a_built_in_environment_cannot_read_is_a_failure_of_the
 )
 def test_what_is_raised_at_once_is_an_outcome_of_the_sample(error: Exception, message: str) -> None:
     with pytest.raises(EpisodeError, match=message):
-        called_at_once("it", _raise, error)
+        called_immediately("it", _raise, error)
 
 
 def test_a_service_that_is_gone_ends_more_than_a_sample() -> None:
     with pytest.raises(ServiceGone, match="^gone$"):
-        called_at_once("it", _raise, ServiceGone("gone"))
+        called_immediately("it", _raise, ServiceGone("gone"))
 
 
 def test_a_call_at_once_gives_its_result_and_the_seconds_that_it_ran() -> None:
-    result, seconds = called_at_once("it", threading.get_ident)
+    result, seconds = called_immediately("it", threading.get_ident)
     assert result == threading.get_ident()
     assert seconds >= 0.0
 

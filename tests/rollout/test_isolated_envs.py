@@ -18,7 +18,7 @@ from skyrl.config import (
 )
 from skyrl.envs import EnvStep
 from skyrl.envs.isolated import IsolatedEnv
-from skyrl.envs.registry import find_task
+from skyrl.envs.registry import find_env_of_row
 from skyrl.errors import SkipSample, TaskError, WorkerEnded
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.rollout.generator import SkyRLGymGenerator
@@ -192,7 +192,7 @@ def test_no_episode_sees_another_and_the_module_is_not_imported_here(folder: Pat
     text = "seen = []\ndef reward(completion, **others):\n    seen.append(1)\n    return len(seen)\n"
     file = written(folder, "planted", text)
     name = f"{file}:reward"
-    make = find_task(name, name, isolated(HERE[-1]))
+    make = find_env_of_row(name, name, isolated(HERE[-1]))
     first, second = make({}), make({})
     try:
         assert [first.step("a").reward, first.step("a").reward, second.step("a").reward] == [1.0, 2.0, 1.0]
@@ -205,7 +205,7 @@ def test_no_episode_sees_another_and_the_module_is_not_imported_here(folder: Pat
 @pytest.mark.long
 def test_the_tools_of_an_isolated_environment_are_seen_and_called(folder: Path) -> None:
     name = f"{written(folder, 'shop', SHOP)}:Shop"
-    env = find_task(name, name, isolated(HERE[-1]))({"prices": {"apple": 3}})
+    env = find_env_of_row(name, name, isolated(HERE[-1]))({"prices": {"apple": 3}})
     try:
         env.init(({"role": "user", "content": "?"},))
         (schema,) = env.tool_schemas()
@@ -221,7 +221,7 @@ def test_an_isolated_environment_that_cannot_be_found_says_what_was_looked_for(f
     file = written(folder, "broken", "1 / 0")
     for name, message in ((f"{file}:f", "ZeroDivisionError"), (f"{folder / 'none.py'}:f", "there is no file")):
         with pytest.raises(TaskError, match=message):
-            find_task(name, name, isolated(HERE[-1]))
+            find_env_of_row(name, name, isolated(HERE[-1]))
 
 
 @pytest.mark.parametrize("changes", [{}, {"step_wise_trajectories": True}, {"chat_template": NO_THOUGHTS}])
@@ -246,14 +246,14 @@ async def test_isolated_tools_are_shown_and_answer_however_the_conversation_is_r
 
 
 def test_an_isolated_environment_may_skip_a_sample(task: str) -> None:
-    env = find_task(task, task, isolated(HERE[-1]))({"how": "skips"})
+    env = find_env_of_row(task, task, isolated(HERE[-1]))({"how": "skips"})
     with pytest.raises(SkipSample, match="no answer is known"):
         env.step("an answer")
     env.close()
 
 
 def test_closing_an_episode_ends_a_call_that_still_runs(task: str) -> None:
-    env = find_task(task, task, isolated(HERE[-1]))({"how": "hangs"})
+    env = find_env_of_row(task, task, isolated(HERE[-1]))({"how": "hangs"})
     with ThreadPoolExecutor(1) as executor:
         running = executor.submit(env.step, "an answer")
         assert soon(lambda: process_beside("hanging") is not None)
@@ -266,4 +266,4 @@ def test_closing_an_episode_ends_a_call_that_still_runs(task: str) -> None:
 
 def test_a_row_that_json_cannot_say_is_refused(task: str) -> None:
     with pytest.raises(TaskError, match="as JSON"):
-        find_task(task, task, isolated(HERE[-1]))({"how": {1, 2}})
+        find_env_of_row(task, task, isolated(HERE[-1]))({"how": {1, 2}})

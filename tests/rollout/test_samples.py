@@ -12,7 +12,7 @@ import pytest
 from skyrl.config import AlgorithmConfig, GeneratorConfig, InferenceEngineConfig, SamplingParams, SkyRLGymConfig
 from skyrl.data.cursor import PromptCursor
 from skyrl.envs import Env, EnvStep, register
-from skyrl.envs.rows import fewest_turns, max_turns
+from skyrl.envs.rows import capped_max_turns, max_turns
 from skyrl.errors import RewardError, RunError
 from skyrl.rollout.measures import measure
 from skyrl.rollout.stream import StreamingRollouts, StreamLimits
@@ -86,7 +86,7 @@ async def test_training_and_evaluation_share_the_workers_of_environments() -> No
     [({}, 4), ({"max_turns": 6}, 4), ({"max_turns": 2}, 2), ({"extra_info": {"max_turns": 6}}, 4)],
 )
 def test_an_environment_is_told_of_no_more_turns_than_it_has(row: Mapping[str, Any], expected: int) -> None:
-    assert max_turns({**row, "max_turns": fewest_turns(row, 4)}, default=9) == expected
+    assert max_turns({**row, "max_turns": capped_max_turns(row, 4)}, default=9) == expected
 
 
 class PaysAtTheEnd(Env):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.envs.coroutines import settled
+from skyrl.envs.coroutines import awaited
 from skyrl.errors import TaskError
 from skyrl.processes.calls import summary
 from skyrl.tree.frames import defined_at, described, raised_at
@@ -37,7 +37,7 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Cal
 
 def raised_by(function: Callable[[str], object]) -> BaseException:
     with pytest.raises((ValueError, KeyError)) as caught:
-        settled(function("{"))
+        awaited(function("{"))
     return caught.value
 
 

@@ -9,7 +9,7 @@ from math import inf
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import samples
 from skyrl.config.foundation.import_paths import is_import_path
-from skyrl.config.foundation.reasoning_tasks import ENVIRONMENT, SCHEME, is_installed, prompt_refusal, task_problems
+from skyrl.config.foundation.reasoning_tasks import REASONING_GYM, SCHEME, is_installed, prompt_refusal, task_problems
 from skyrl.config.settings.data import DataConfig
 from skyrl.config.settings.environment import ENVIRONMENTS, MCP, built_in_name
 from skyrl.config.settings.root import SkyRLTrainConfig
@@ -67,7 +67,7 @@ def rewards_have_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
         if name in ENVIRONMENTS and not ENVIRONMENTS[name].single_turn:
             message = f"{name} has several turns, and cannot be one of several rewards"
             yield Problem(path="environment.env_class", message=message, hint="leave it out of the list")
-        if name in ENVIRONMENTS and ENVIRONMENTS[name].of_groups:
+        if name in ENVIRONMENTS and ENVIRONMENTS[name].judges_whole_group:
             message = f"{name} compares the answers of a group, and cannot be one of several rewards"
             yield Problem(path="environment.env_class", message=message, hint="leave it out of the list")
 
@@ -123,7 +123,7 @@ def mcp_has_a_reward(run: SkyRLTrainConfig) -> Iterator[Problem]:
         message = f"no environment {reward!r} is built in; the run stops with an error unless a program registers it"
         hint = f"did you mean {near}?" if near else "your own: file.py:name or module:name"
         yield Problem(path=path, message=message, hint=hint, severity="warning")
-    elif ENVIRONMENTS[reward].of_groups:
+    elif ENVIRONMENTS[reward].judges_whole_group:
         message = f"{reward} compares the answers of a group, and cannot judge one"
         yield Problem(path=path, message=message, hint="name one that judges single answers, or a reward function")
     elif not ENVIRONMENTS[reward].single_turn:
@@ -135,8 +135,8 @@ def reasoning_tasks_are_valid(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The tasks of reasoning-gym exist and accept their settings, as far as the package is installed."""
     table, environment = "environment.skyrl_gym.reasoning_gym.tasks", run.environment
     played = environment.reasoning_tasks
-    named = [name for name in environment.names if built_in_name(name) == ENVIRONMENT]
-    if ENVIRONMENT in named and not played and run.data.train_data == DataConfig().train_data:
+    named = [name for name in environment.names if built_in_name(name) == REASONING_GYM]
+    if REASONING_GYM in named and not played and run.data.train_data == DataConfig().train_data:
         hint = "set environment.env_class to reasoning_gym:TASK, or give a table for each task"
         yield Problem(path=table, message="no task is given", hint=hint)
     if len(named) > 1:
@@ -152,7 +152,7 @@ def reasoning_tasks_are_valid(run: SkyRLTrainConfig) -> Iterator[Problem]:
                 yield Problem(path=f"data.{name}", message=message, hint=hint, severity="warning")
             tasks = [source for source in getattr(run.data, name) if source.startswith(SCHEME)]
             if len(environment.names) > 1 and any("names_environment=false" not in source for source in tasks):
-                message = f"its rows name {ENVIRONMENT}, which alone rewards them"
+                message = f"its rows name {REASONING_GYM}, which alone rewards them"
                 hint = "add names_environment=false to its parameters, or leave it out"
                 yield Problem(path=f"data.{name}", message=message, hint=hint, severity="warning")
     if played and is_installed() and (reason := prompt_refusal(environment.skyrl_gym.reasoning_gym.system_prompt)):

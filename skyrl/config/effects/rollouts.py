@@ -25,7 +25,7 @@ from skyrl.config.derive.sizes import (
 )
 from skyrl.config.effects.samplers import SAMPLER_EFFECTS, draws_by
 from skyrl.config.foundation.import_paths import is_import_path
-from skyrl.config.settings.environment import ENVIRONMENTS, MCP, EnvironmentFacts, built_in_name, environments_that
+from skyrl.config.settings.environment import ENVIRONMENTS, MCP, EnvironmentFacts, built_in_name, environments_where
 from skyrl.config.settings.generator import SamplingParams
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.tree import get_at
@@ -177,7 +177,7 @@ def _turns_are_stopped(run: SkyRLTrainConfig) -> bool:
 
 @condition("the policy samples, and environment.env_class takes more than one turn")
 def _may_have_turns(run: SkyRLTrainConfig) -> bool:
-    single = built_in_name(run.environment.task or "") in environments_that(lambda facts: facts.single_turn)
+    single = built_in_name(run.environment.task or "") in environments_where(lambda facts: facts.single_turn)
     return samples(run) and (not single or _turns_are_stopped(run))  # the mode decides how a stopped turn is closed
 
 
@@ -269,7 +269,7 @@ _GENERATOR_EFFECTS: tuple[Effect, ...] = (
 
 def _environment_is(suits: Callable[[EnvironmentFacts], bool], words: str = "") -> Condition:
     """The environment is one that suits, or each row names its own."""
-    names = environments_that(suits)
+    names = environments_where(suits)
     sentence = f"environment.env_class is {' or '.join(names)}{words}"
     return Condition(
         sentence,
@@ -298,7 +298,7 @@ def _is_isolated(run: SkyRLTrainConfig) -> bool:
 
 @condition(
     "something runs in a sandbox: environment.env_class is "
-    f"{', '.join(environments_that(lambda facts: facts.sandboxed))} or each row's own, or math_equivalence, "
+    f"{', '.join(environments_where(lambda facts: facts.sandboxed))} or each row's own, or math_equivalence, "
     "isolate_user_env or environment.agent.isolate acts"
 )
 def _uses_sandbox(run: SkyRLTrainConfig) -> bool:
@@ -307,7 +307,7 @@ def _uses_sandbox(run: SkyRLTrainConfig) -> bool:
     facts = [ENVIRONMENTS.get(name, EnvironmentFacts()) for name in known]
     return (
         not names
-        or any(fact.sandboxed or (gym.math_equivalence and fact.compares) for fact in facts)
+        or any(fact.sandboxed or (gym.math_equivalence and fact.supports_math_equivalence) for fact in facts)
         or _is_isolated.holds(run)
         or (run.environment.agent.plays and run.environment.agent.isolate)
     )
@@ -363,7 +363,8 @@ _ENVIRONMENT_EFFECTS: tuple[Effect, ...] = (
     Effect("environment.skyrl_gym.isolate_user_env", _is_users),
     Effect("environment.skyrl_gym.user_env_memory_gb", _is_isolated),
     Effect(
-        "environment.skyrl_gym.math_equivalence", _environment_is(lambda facts: facts.compares, ", or each row's own")
+        "environment.skyrl_gym.math_equivalence",
+        _environment_is(lambda facts: facts.supports_math_equivalence, ", or each row's own"),
     ),
     Effect("environment.skyrl_gym.sandbox_tier", _uses_sandbox),
     Effect("environment.skyrl_gym.retried_failures", _RETRIES),

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from skyrl.config.foundation.reasoning_tasks import ENVIRONMENT
+from skyrl.config.foundation.reasoning_tasks import REASONING_GYM
 from skyrl.tree.imports import import_object
 
 
@@ -23,7 +23,7 @@ def built_in(path: str) -> Any:
 
 def is_import_path(name: str) -> bool:
     """Whether the name is an import path: `reasoning_gym:chain_sum` is a task of that package."""
-    return ":" in name and not name.startswith(f"{ENVIRONMENT}:")
+    return ":" in name and not name.startswith(f"{REASONING_GYM}:")
 
 
 def absolute(name: str) -> str:

@@ -21,10 +21,10 @@ from skyrl.installation import install_command
 from skyrl.tree.frozen import thaw
 from skyrl.tree.names import nearest
 
-ENVIRONMENT = "reasoning_gym"
+REASONING_GYM = "reasoning_gym"
 """Name of the environment, and of the package's module."""
 
-SCHEME = f"{ENVIRONMENT}://"
+SCHEME = f"{REASONING_GYM}://"
 
 _OWN = {"skip": 0, "rows": 1000, "system_prompt": None, "names_environment": True}
 """Parameters of a source that are not settings of its task, with their defaults."""
@@ -86,7 +86,7 @@ def _value(text: str) -> Any:
 
 def is_installed() -> bool:
     """Whether the package can be imported."""
-    return find_spec(ENVIRONMENT) is not None
+    return find_spec(REASONING_GYM) is not None
 
 
 def missing_package_message() -> str:

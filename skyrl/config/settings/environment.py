@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from skyrl.config.foundation.entry import BaseConfig
-from skyrl.config.foundation.reasoning_tasks import ENVIRONMENT
+from skyrl.config.foundation.reasoning_tasks import REASONING_GYM
 from skyrl.tree import FREE, IDENTITY, FrozenDict, Secret, field, frozen
 from skyrl.tree.classes import choice_metadata
 from skyrl.tree.code_names import named_code
@@ -31,34 +31,37 @@ class EnvironmentFacts:
     sandboxed: bool = False
     """Whether it always runs something in a sandbox."""
 
-    compares: bool = False
-    """Whether it can compare answers as mathematics, see `math_equivalence`."""
+    supports_math_equivalence: bool = False
+    """Whether `math_equivalence` lets it accept answers that are equal to the ground truth as mathematics."""
 
-    of_groups: bool = False
-    """Whether it compares all answers to a prompt, once they are complete."""
+    judges_whole_group: bool = False
+    """Whether it judges all answers to a prompt together, once they are complete."""
 
-    at_once: bool = False
-    """Whether it judges an answer within microseconds, without waiting and without a program, unless it compares."""
+    immediate: bool = False
+    """Whether it judges an answer within microseconds, without waiting and without a program, unless `math_equivalence`
+    is on."""
 
     service: Literal["", "always", "code_url", "reward_model.url"] = ""
     """Whether it asks a service: always, or if this field of `environment.skyrl_gym` has an address."""
 
 
-_PROGRAMS = EnvironmentFacts(single_turn=True, sandboxed=True, service="code_url")
+_CODE_FACTS = EnvironmentFacts(single_turn=True, sandboxed=True, service="code_url")
 
 MCP = "mcp"
 """The environment whose tools are those of MCP servers."""
 
 ENVIRONMENTS: Mapping[str, EnvironmentFacts] = {
-    "aime": EnvironmentFacts(single_turn=True, compares=True, at_once=True),
-    "code": _PROGRAMS,
-    "gsm8k": EnvironmentFacts(single_turn=True, compares=True, at_once=True),
-    "gsm8k_multi_turn": EnvironmentFacts(at_once=True),
-    "lcb": _PROGRAMS,
+    "aime": EnvironmentFacts(single_turn=True, supports_math_equivalence=True, immediate=True),
+    "code": _CODE_FACTS,
+    "gsm8k": EnvironmentFacts(single_turn=True, supports_math_equivalence=True, immediate=True),
+    "gsm8k_multi_turn": EnvironmentFacts(immediate=True),
+    "lcb": _CODE_FACTS,
     "llm_as_a_judge": EnvironmentFacts(table="llm_as_a_judge", single_turn=True, service="always"),
     MCP: EnvironmentFacts(table="mcp", sandboxed=True),
-    "multiply": EnvironmentFacts(at_once=True),
-    "pairwise_judge": EnvironmentFacts(table="pairwise_judge", single_turn=True, service="always", of_groups=True),
+    "multiply": EnvironmentFacts(immediate=True),
+    "pairwise_judge": EnvironmentFacts(
+        table="pairwise_judge", single_turn=True, service="always", judges_whole_group=True
+    ),
     "reasoning_gym": EnvironmentFacts(table="reasoning_gym", single_turn=True, sandboxed=True),
     "reward_model": EnvironmentFacts(table="reward_model", single_turn=True, service="reward_model.url"),
     "search": EnvironmentFacts(table="search", service="always"),
@@ -72,12 +75,12 @@ def built_in_name(name: str) -> str:
     """The name in `ENVIRONMENTS`, if `name` is the value of an `env_class` that has one: `reasoning_gym` of
     `reasoning_gym:chain_sum`.
     """
-    return ENVIRONMENT if name.startswith(f"{ENVIRONMENT}:") else name
+    return REASONING_GYM if name.startswith(f"{REASONING_GYM}:") else name
 
 
-def environments_that(suit: Callable[[EnvironmentFacts], bool]) -> tuple[str, ...]:
-    """Names of the built-in environments that suit."""
-    return tuple(name for name, facts in ENVIRONMENTS.items() if suit(facts))
+def environments_where(predicate: Callable[[EnvironmentFacts], bool]) -> tuple[str, ...]:
+    """Names of the built-in environments whose facts fulfil the predicate."""
+    return tuple(name for name, facts in ENVIRONMENTS.items() if predicate(facts))
 
 
 @frozen
@@ -396,7 +399,7 @@ def weighted_names(task: str) -> tuple[tuple[float, str], ...]:
     return tuple((float(weight) if weight else 1.0, name) for weight, _, name in parts)
 
 
-_tasks = rule_of_one_field(
+_valid_env_class = rule_of_one_field(
     lambda value: (
         value is None
         or isinstance(value, str)
@@ -414,7 +417,10 @@ class EnvironmentConfig(BaseConfig):
     named_by: ClassVar[str] = "env_class"
 
     env_class: str | tuple[str, ...] | None = field(
-        default="gsm8k", converter=named_code, validator=_tasks, metadata=choice_metadata(IDENTITY, ENVIRONMENTS)
+        default="gsm8k",
+        converter=named_code,
+        validator=_valid_env_class,
+        metadata=choice_metadata(IDENTITY, ENVIRONMENTS),
     )
     """Name of a registered environment, or an import path (`my_package.envs:MyEnv`), for prompts whose row names none
     in its `env_class` column; a list of reward functions or environments of one turn is rewarded by the sum of their
@@ -454,6 +460,6 @@ class EnvironmentConfig(BaseConfig):
     def reasoning_tasks(self) -> Mapping[str, Mapping[str, Any]]:
         """Tables of the tasks of reasoning-gym that are played, by name; empty in another environment."""
         tables, played = self.skyrl_gym.reasoning_gym.tasks, dict[str, Mapping[str, Any]]()
-        for _, _, task in (name.partition(":") for name in self.names if built_in_name(name) == ENVIRONMENT):
+        for _, _, task in (name.partition(":") for name in self.names if built_in_name(name) == REASONING_GYM):
             played |= {task: tables.get(task, {})} if task else tables
         return played

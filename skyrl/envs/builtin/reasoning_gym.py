@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
 
-from skyrl.config.foundation.reasoning_tasks import ENVIRONMENT, SCHEME, is_installed, missing_package_message
+from skyrl.config.foundation.reasoning_tasks import REASONING_GYM, SCHEME, is_installed, missing_package_message
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.rows import last_between
 from skyrl.errors import TaskError, WorkerEnded
@@ -34,10 +34,10 @@ class ReasoningGymEnv(Env):
     def __init__(self, extras: Mapping[str, Any], tier: Tier | Literal["auto"] = "auto") -> None:
         """Raises `TaskError` for a row that is not of reasoning-gym, and if the package is not installed."""
         super().__init__(extras)
-        row = extras.get(ENVIRONMENT)
+        row = extras.get(REASONING_GYM)
         if not isinstance(row, Mapping) or not {"task", "settings", "entry"} <= {*row}:
             raise TaskError(
-                f"{ENVIRONMENT} judges rows of its own tasks: leave data.train_data and data.val_data out, or name a "
+                f"{REASONING_GYM} judges rows of its own tasks: leave data.train_data and data.val_data out, or name a "
                 f"task there, such as {SCHEME}chain_sum"
             )
         self._row = row
@@ -87,5 +87,5 @@ def answer_in(text: str) -> str:
 @cache
 def _sandbox(tier: Tier | Literal["auto"]) -> Sandbox:
     if not is_installed():
-        raise TaskError(f"{ENVIRONMENT}: {missing_package_message()}")
+        raise TaskError(f"{REASONING_GYM}: {missing_package_message()}")
     return Sandbox(tier, modules=(_HOST,))

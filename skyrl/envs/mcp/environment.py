@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from attrs import evolve, frozen
 
 from skyrl.config.settings.environment import McpEnvConfig, McpServerConfig
-from skyrl.envs.coroutines import settled
-from skyrl.envs.env import Env, EnvStep, Message, ReadsSample, Sampled
+from skyrl.envs.coroutines import awaited
+from skyrl.envs.env import Env, EnvStep, Message, SampleAwareEnv, SampledAnswer
 from skyrl.envs.mcp.servers import McpConnection, McpServer, ServerLost, shared_connection
 from skyrl.envs.tools import Tool, ToolEnv
 from skyrl.errors import TaskError
@@ -33,7 +33,7 @@ _MARGIN = 10.0
 
 @frozen
 class ServerTools:
-    """A server, and the tools of it that the policy is offered."""
+    """A server, and those of its tools that the policy is offered."""
 
     server: McpServer
     tools: tuple[Tool, ...]
@@ -61,7 +61,7 @@ class McpTask:
         return McpEnv(extras, self.reward(extras), self.offered(), self.settings.max_result_characters)
 
 
-class McpEnv(ToolEnv, ReadsSample):
+class McpEnv(ToolEnv, SampleAwareEnv):
     """The first answer without a call is judged by `reward`, which gets the messages, sample and answer as if it were
     alone. Its metrics count calls, failed calls, and servers that were lost.
     """
@@ -71,28 +71,28 @@ class McpEnv(ToolEnv, ReadsSample):
     ) -> None:
         super().__init__(extras)
         self._reward, self.shown_characters = reward, shown_characters
-        self._own: list[McpConnection] = []
+        self._episode_connections: list[McpConnection] = []
         self._counts["servers_lost"] = 0.0
         self.tools = [tool for item in offered for tool in self._connected(item)]
 
     def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
-        return settled(self._reward.init(prompt))
+        return awaited(self._reward.init(prompt))
 
-    def reads(self, sampled: Sampled) -> None:
-        super().reads(sampled)
-        if isinstance(self._reward, ReadsSample):
-            self._reward.reads(sampled)
+    def set_sampled(self, sampled: SampledAnswer) -> None:
+        super().set_sampled(sampled)
+        if isinstance(self._reward, SampleAwareEnv):
+            self._reward.set_sampled(sampled)
 
     def judge(self, answer: str) -> EnvStep:
-        return settled(self._reward.step(answer))
+        return awaited(self._reward.step(answer))
 
     def get_metrics(self) -> dict[str, float]:
-        return {**settled(self._reward.get_metrics()), **super().get_metrics()}
+        return {**awaited(self._reward.get_metrics()), **super().get_metrics()}
 
     def close(self) -> None:
         with ExitStack() as closing:  # the others are closed even if one raises
             closing.callback(_close, self._reward)
-            for connection in self._own:
+            for connection in self._episode_connections:
                 closing.callback(_close, connection)
 
     def _connected(self, offered: ServerTools) -> Iterator[Tool]:
@@ -101,7 +101,7 @@ class McpEnv(ToolEnv, ReadsSample):
             connection = shared_connection(offered.server)
         else:
             connection = McpConnection(offered.server)
-            self._own.append(connection)
+            self._episode_connections.append(connection)
         for tool in offered.tools:
             yield evolve(tool, run=self._calls(connection, tool.name))
 
@@ -128,7 +128,7 @@ def _offered(settings: McpEnvConfig, tier: Tier | Literal["auto"]) -> tuple[Serv
             start_seconds=settings.start_timeout_seconds,
             call_seconds=settings.call_timeout_seconds,
         )
-        chosen = _chosen(config, settled(server.offered()), server.config_path)
+        chosen = _chosen(config, awaited(server.offered()), server.config_path)
         tools = tuple(_tool(item, settings) for item in chosen)
         for tool in tools:
             if other := servers.get(tool.name):
@@ -183,7 +183,7 @@ def _references(schema: object) -> Iterator[str]:
 
 def _close(closed: Env | McpConnection) -> None:
     closing: Any = closed.close  # may be a coroutine
-    settled(closing())
+    awaited(closing())
 
 
 def _fail_unconnected(**_: object) -> None:
