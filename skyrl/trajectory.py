@@ -196,7 +196,7 @@ class TokenRow:
     engines: tuple[int, ...] = field(default=(), eq=False, repr=False)
     extras: Mapping[str, RowArray] = field(factory=dict)
 
-    def silent(self) -> TokenRow:
+    def masked(self) -> TokenRow:
         """A copy of the row with no token to train on."""
         return evolve(self, loss_mask=(0,) * len(self.loss_mask))
 
@@ -272,7 +272,7 @@ class Trajectory:
     """True if the sample failed for good or was skipped, and this is a copy of another sample of its group."""
 
     @property
-    def steps(self) -> tuple[TokenRow, ...]:
+    def token_rows(self) -> tuple[TokenRow, ...]:
         """All rows of the trajectory in order; a single one unless it has `earlier` rows."""
         last = TokenRow(
             prompt_ids=self.prompt_ids,
@@ -290,23 +290,25 @@ class Trajectory:
     @property
     def reward(self) -> float:
         """Sum over turns: the raw reward of the answer."""
-        before = sum(turn.reward for step in self.earlier for turn in step.rewards)
+        before = sum(turn.reward for token_row in self.earlier for turn in token_row.rewards)
         return float(before + sum(turn.reward for turn in self.rewards))
 
     @property
     def positive_reward(self) -> float:
         """Sum over turns of the positive part of each turn's reward."""
-        return float(sum(max(turn.reward, 0.0) for step in self.steps for turn in step.rewards))
+        return float(sum(max(turn.reward, 0.0) for token_row in self.token_rows for turn in token_row.rewards))
 
     @property
     def length(self) -> int:
         """Number of tokens after the first prompt, observations included: one number for one conversation, whether it
         is one row or several. What the prompt of a row has beyond the row before it was shown, not sampled.
         """
-        steps = self.steps
-        before = [len(step.prompt_ids) + len(step.response_ids) for step in steps]
-        observed = sum(max(0, len(step.prompt_ids) - known) for step, known in zip(steps[1:], before, strict=False))
-        return observed + sum(len(step.response_ids) for step in steps)
+        token_rows = self.token_rows
+        before = [len(token_row.prompt_ids) + len(token_row.response_ids) for token_row in token_rows]
+        observed = sum(
+            max(0, len(token_row.prompt_ids) - known) for token_row, known in zip(token_rows[1:], before, strict=False)
+        )
+        return observed + sum(len(token_row.response_ids) for token_row in token_rows)
 
     @property
     def missing(self) -> bool:
@@ -316,11 +318,11 @@ class Trajectory:
     @property
     def trained(self) -> bool:
         """Whether any token of the trajectory is trained on."""
-        return any(self.loss_mask) or any(any(step.loss_mask) for step in self.earlier)
+        return any(self.loss_mask) or any(any(token_row.loss_mask) for token_row in self.earlier)
 
-    def silent(self) -> Trajectory:
+    def masked(self) -> Trajectory:
         """A copy of the trajectory with no token to train on."""
-        earlier = tuple(step.silent() for step in self.earlier)
+        earlier = tuple(token_row.masked() for token_row in self.earlier)
         return evolve(self, earlier=earlier, loss_mask=(0,) * len(self.loss_mask))
 
 

@@ -57,7 +57,7 @@ from skyrl.processes.handles import Processes
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts
 from skyrl.rollout.constant_rewards import STEPS, ConstantRewards, endings
-from skyrl.rollout.hints import Hints, hinted
+from skyrl.rollout.hints import Hints, with_hints
 from skyrl.runs.input_digests import adapter_digests, model_digests
 from skyrl.runs.inputs import notice
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, made_with, weight_digests_of
@@ -349,7 +349,7 @@ class BasePPOExp(PolicySampling):
             stream_cursor(self.cfg, self.tokenizer) if streaming else prompt_cursor(self.cfg, self.train_dataset),
             self.generator,
             total_steps=self.total_steps,
-            waits=self.progress.waits,
+            describe_waits=self.progress.waits,
         )
 
     @cached_property
@@ -408,7 +408,7 @@ class BasePPOExp(PolicySampling):
             self.cfg.trainer,
             rollouts=LayeredRollouts(
                 next_batch=layered(
-                    self._outliving_engines(hinted(rollouts.next_batch, self.hints), sync),
+                    self._with_engine_replacement(with_hints(rollouts.next_batch, self.hints), sync),
                     run_after(self._samples_written),
                     interruptible,
                     in_context(partial(clock.measure, "generate")),
@@ -493,7 +493,9 @@ class BasePPOExp(PolicySampling):
             self.cfg.trainer,
             trainer,
             Hooks(
-                evaluate=None if evaluation is None else layered(self._outliving_engines(evaluation.run, sync), newest),
+                evaluate=None
+                if evaluation is None
+                else layered(self._with_engine_replacement(evaluation.run, sync), newest),
                 export=lambda step: self.export(self.exports / f"global_step_{step}" / "policy"),
                 refresh_reference=self.refresh_reference,
                 after_step=self.mix_teacher if moves_teacher(self.cfg) else None,
@@ -520,7 +522,7 @@ class BasePPOExp(PolicySampling):
             await sync.catch_up()
         await self.time_sharing.for_engines()
 
-    def _outliving_engines(
+    def _with_engine_replacement(
         self, method: Callable[P, Awaitable[R]], sync: WeightSync | NoEngines
     ) -> Callable[P, Awaitable[R]]:
         """`method`, which samples, made to continue after its last engine died and was restarted."""

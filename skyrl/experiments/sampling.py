@@ -124,7 +124,7 @@ def sampled_rollouts(
     generator: SkyRLGymGenerator,
     *,
     total_steps: int,
-    waits: Callable[[], Sequence[str]],
+    describe_waits: Callable[[], Sequence[str]],
 ) -> Rollouts:
     """Batches sampled by `generator`: when the trainer asks for them, or ahead of it if the run is asynchronous.
 
@@ -144,7 +144,7 @@ def sampled_rollouts(
         accept=None if accept is None else import_object(accept),
         mask_older_tokens=trainer.fully_async.mask_older_tokens,
         seed=seed,
-        waits=waits,
+        describe_waits=describe_waits,
     )
 
 

@@ -35,7 +35,8 @@ CLOSING_SECONDS = 5.0
 """Seconds that an environment may take to close when the time of its sample is over."""
 
 _RETRY = 2**16
-"""Added to the attempt number of a sample that is drawn again; larger than the number of attempts at a batch."""
+"""Added to `SampleKey.attempt` for each retry after a failure of the environment; larger than the number of times that
+a prompt is drawn with the same weights, or that a batch is, which the lower bits count."""
 
 
 SHOWN = 3

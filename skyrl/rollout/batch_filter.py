@@ -19,7 +19,7 @@ from skyrl.tree import evolve_at
 Batch = tuple[TrajectoryGroup, ...]
 
 Draw = Callable[[int, int], Awaitable[Batch]]
-"""Draws a batch of groups, given the version of the weights that it updates and the attempt (0 is the first)."""
+"""Draws a batch of groups, given the version of the weights that it updates and how many were drawn for it before."""
 
 
 class BatchFilter:
@@ -60,44 +60,48 @@ class BatchFilter:
         return groups
 
     async def _filtered(self, version: int) -> Batch:
-        """Groups that pass the filter, from several batches if necessary; the surplus of the last one is dropped."""
+        """Groups that pass the filter, from several batches if necessary; the surplus of the last one is dropped.
+
+        Groups of a stream have passed the same gates one by one (`StreamingRollouts._accept`): one batch is then
+        enough, as a rule.
+        """
         self._gates.left_out.clear()
         required: int | None = None
         kept: list[TrajectoryGroup] = []
-        seen = attempt = 0
+        seen = batch_attempt = 0
         while required is None or len(kept) < required:
-            self._expect_attempt(attempt, f"{len(kept)} groups of different rewards, {required} are needed")
-            groups = await self._draw(version, attempt)
-            required, attempt, seen = len(groups), attempt + 1, seen + len(groups)
+            self._check_batch_limit(batch_attempt, f"{len(kept)} groups of different rewards, {required} are needed")
+            groups = await self._draw(version, batch_attempt)
+            required, batch_attempt, seen = len(groups), batch_attempt + 1, seen + len(groups)
             kept += [group for group in groups if self._gates.pass_through(group)]
         self.metrics |= self._gates.metrics() | {
-            "generate/sampled_batches": attempt,
+            "generate/sampled_batches": batch_attempt,
             "generate/groups_dropped": seen - len(kept),
             "generate/groups_left_over": len(kept) - required,
         }
         return tuple(kept[:required])
 
     async def _replaced(self, version: int) -> Batch:
-        config, attempt = self._algorithm.dynamic_sampling, 0
+        config, batch_attempt = self._algorithm.dynamic_sampling, 0
         while True:
-            self._expect_attempt(
-                attempt, f"a batch of which more than {config.min_replace_ratio:g} had different rewards"
+            self._check_batch_limit(
+                batch_attempt, f"a batch of which more than {config.min_replace_ratio:g} had different rewards"
             )
-            groups = await self._draw(version, attempt)
-            attempt += 1
-            draw = Random(f"{self._seed}:{version}:{attempt}")
+            groups = await self._draw(version, batch_attempt)
+            batch_attempt += 1
+            draw = Random(f"{self._seed}:{version}:{batch_attempt}")
             exchanged = with_replacements(groups, least_good=config.min_replace_ratio, draw=draw)
             if exchanged is not None:
                 self.metrics |= {
-                    "generate/sampled_batches": attempt,
-                    "generate/groups_dropped": (attempt - 1) * len(groups),
+                    "generate/sampled_batches": batch_attempt,
+                    "generate/groups_dropped": (batch_attempt - 1) * len(groups),
                     "generate/groups_replaced": sum(not has_reward_variance(group) for group in groups),
                 }
                 return exchanged
 
-    def _expect_attempt(self, attempt: int, progress: str) -> None:
+    def _check_batch_limit(self, batch_attempt: int, progress: str) -> None:
         most = self._algorithm.dynamic_sampling.max_sample_batches
-        if 0 < most <= attempt:
+        if 0 < most <= batch_attempt:
             raise RunError(
                 f"dynamic sampling drew {most} batches of prompts (trainer.algorithm.dynamic_sampling."
                 f"max_sample_batches) without finding enough: {progress}. The task is too easy or too hard for the "

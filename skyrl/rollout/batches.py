@@ -13,14 +13,18 @@ from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.trajectory import TrajectoryGroup
 
 
-class Rollouts(Protocol):
+class BatchSource(Protocol):
     """A source of training batches; the trainer cannot tell a synchronous one from an asynchronous one."""
 
-    async def next_batch(self, version: int) -> tuple[TrajectoryGroup, ...]:
+    async def next_batch(self, version: int, /) -> tuple[TrajectoryGroup, ...]:
         """One full batch of groups, sampled by weights that are `version` or, asynchronously, not much older."""
 
     def metrics(self) -> dict[str, float]:
         """Numbers of groups that were dropped, replaced or left out to make the last batch."""
+
+
+class Rollouts(BatchSource, Protocol):
+    """A source of training batches, with what a run needs around the trainer."""
 
     def set_weights_version(self, version: int) -> None:
         """Notification that the engines now hold the weights of this version."""
@@ -55,27 +59,27 @@ class SynchronousRollouts:
         self._cursor = cursor
         self._generator = generator
         self._config = config
-        self._selection = BatchFilter(self._sample, generator, config, algorithm, seed=seed)
+        self._batch_filter = BatchFilter(self._sample, generator, config, algorithm, seed=seed)
 
     async def next_batch(self, version: int) -> Batch:
         """Sample one full batch. Raises `RunError` if dynamic sampling does not fill it within its limit."""
-        return await self._selection.batch(version)
+        return await self._batch_filter.batch(version)
 
-    async def _sample(self, version: int, attempt: int) -> Batch:
+    async def _sample(self, version: int, batch_attempt: int) -> Batch:
         first = self._cursor.drawn
         groups = await self._generator.generate(
             self._cursor.take(),
             sampling=self._config.sampling_params,
             samples_per_prompt=self._config.n_samples_per_prompt,
             weight_version=version,
-            attempt=attempt,
+            attempt=batch_attempt,
         )
         for number, group in enumerate(groups, first):
             self._cursor.observe(number, group.judged_rewards)
         return groups
 
     def metrics(self) -> dict[str, float]:
-        return self._selection.metrics | self._cursor.metrics()
+        return self._batch_filter.metrics | self._cursor.metrics()
 
     def set_weights_version(self, version: int) -> None:
         """Does nothing: no group is sampled ahead."""

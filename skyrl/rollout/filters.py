@@ -21,14 +21,14 @@ def has_reward_variance(group: TrajectoryGroup, *, tolerance: float = 0.0) -> bo
 
 def masked_out(group: TrajectoryGroup) -> TrajectoryGroup:
     """A copy of the group with no token to train on: it counts in every mean of rewards, and in no loss."""
-    return attrs.evolve(group, trajectories=tuple(row.silent() for row in group.trajectories))
+    return attrs.evolve(group, trajectories=tuple(row.masked() for row in group.trajectories))
 
 
 def drop_truncated(row: Trajectory) -> Trajectory:
     """A copy of the answer, with no token to train on if it was cut off. Overlong filtering, DAPO, arXiv:2503.14476,
     section 3.4.
     """
-    return row if row.stop_reason == "stop" else row.silent()
+    return row if row.stop_reason == "stop" else row.masked()
 
 
 def backfilled(group: TrajectoryGroup) -> TrajectoryGroup:

@@ -1,7 +1,7 @@
 """Gates: which groups are trained on. A group passes if every gate lets it, and is counted at the first that does not.
 
-Another prompt's group takes the place of one that is left out. Samplers observe both: a gate decides what is trained
-on, never what is known.
+Another prompt's group takes the place of one that is left out. Samplers of prompts observe both: a gate decides only
+what is trained on, not what a sampler learns.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Gates:
 
     def __init__(self, config: DynamicSamplingConfig, accept: Gate | None = None, *, batch: int = 0) -> None:
         """`accept` is a user's gate, which may refuse 1,000 groups in a row, or those of 30 batches of `batch`."""
-        self._own, self._accept = gates_of(config), accept
+        self._builtin_gates, self._accept = gates_of(config), accept
         self._most = max(MOST_REFUSED_IN_A_ROW, 30 * batch)
         self._in_a_row = 0
         self.left_out: Counter[str] = Counter()
@@ -67,7 +67,7 @@ class Gates:
         """Whether the group may be trained on. Raises `RunError` if the user's gate fails, returns no bool or refuses
         everything.
         """
-        for name, gate in self._own.items():
+        for name, gate in self._builtin_gates.items():
             if not gate(group):
                 self.left_out[name] += 1
                 return False
@@ -75,7 +75,7 @@ class Gates:
 
     def metrics(self) -> dict[str, float]:
         """Groups left out by each gate since the last batch."""
-        return {f"generate/groups_{name}": self.left_out[name] for name in self._own}
+        return {f"generate/groups_{name}": self.left_out[name] for name in self._builtin_gates}
 
     def _ask(self, accept: Gate, group: TrajectoryGroup) -> bool:
         try:

@@ -27,15 +27,15 @@ FIELD = "trainer.algorithm.distillation.hint"
 NextBatch = Callable[[int], Awaitable[tuple[TrajectoryGroup, ...]]]
 
 
-def hinted(next_batch: NextBatch, hints: Hints | None) -> NextBatch:
+def with_hints(next_batch: NextBatch, hints: Hints | None) -> NextBatch:
     """`next_batch` of a source of batches, whose rows then carry the prompts for the teacher."""
     if hints is None:
         return next_batch
 
-    async def with_hints(version: int) -> tuple[TrajectoryGroup, ...]:
+    async def next_hinted_batch(version: int) -> tuple[TrajectoryGroup, ...]:
         return hints(await next_batch(version))
 
-    return with_hints
+    return next_hinted_batch
 
 
 @frozen(kw_only=True)
@@ -76,7 +76,7 @@ class Hints:
         hint = self._hint(group, trajectory)
         own = self._tokens(group.prompt, None)
         hinted = own if hint is None else self._tokens(group.prompt, hint)
-        rows = [self._row(row, own, hinted, group.prompt) for row in trajectory.steps]
+        rows = [self._row(row, own, hinted, group.prompt) for row in trajectory.token_rows]
         return evolve(trajectory, earlier=tuple(rows[:-1]), extras=rows[-1].extras)
 
     def _row(self, row: TokenRow, own: tuple[int, ...], hinted: tuple[int, ...], prompt: Prompt) -> TokenRow:

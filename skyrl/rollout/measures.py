@@ -29,9 +29,9 @@ def measure(groups: Sequence[TrajectoryGroup]) -> Metrics:
 
 
 def _lengths(rows: Sequence[Trajectory]) -> Metrics:
-    steps = [row.steps for row in rows]
+    rows_of_each = [row.token_rows for row in rows]
     counts = [row.length for row in rows]
-    sampled = [sum(sum(step.loss_mask) for step in own) for own in steps]
+    sampled = [sum(sum(token_row.loss_mask) for token_row in token_rows) for token_rows in rows_of_each]
     rewards = [row.reward for row in rows]
     good = [index for index, reward in enumerate(rewards) if reward != 0]
     bad = [index for index, reward in enumerate(rewards) if reward == 0]
@@ -54,8 +54,8 @@ _LOOKED_AT, _LAST, _RUN = 64, 1024, 4
 
 def _repeated(row: Trajectory) -> float:
     """Share of the runs of four sampled tokens that repeat an earlier run of the answer; 0 if it has no run."""
-    steps = [zip(step.response_ids, step.loss_mask, strict=True) for step in row.steps]
-    sampled = [token for step in steps for token, mask in step if mask][-_LAST:]
+    tokens_with_masks = [zip(token_row.response_ids, token_row.loss_mask, strict=True) for token_row in row.token_rows]
+    sampled = [token for pairs in tokens_with_masks for token, mask in pairs if mask][-_LAST:]
     runs = [tuple(sampled[start : start + _RUN]) for start in range(len(sampled) - _RUN + 1)]
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
@@ -64,11 +64,11 @@ def _turns(rows: Sequence[Trajectory]) -> Metrics:
     """Metrics of turns. Every answer of the policy has a reward, so the rewards are as many as the turns; tokens are
     counted by run, and answers with nothing between them are one run.
     """
-    steps = [step for row in rows for step in row.steps]
-    turns = [length for step in steps for length in _runs(step.loss_mask)]
+    token_rows = [token_row for row in rows for token_row in row.token_rows]
+    turns = [length for token_row in token_rows for length in _runs(token_row.loss_mask)]
     return {
-        "generate/avg_num_turns": sum(len(step.rewards) for step in steps) / len(rows),
-        "generate/avg_num_rows": len(steps) / len(rows),
+        "generate/avg_num_turns": sum(len(token_row.rewards) for token_row in token_rows) / len(rows),
+        "generate/avg_num_rows": len(token_rows) / len(rows),
         "generate/tokens_per_turn_mean": _mean(turns),
         "generate/tokens_per_turn_std": pstdev(turns) if turns else 0.0,
         "generate/tokens_per_turn_max": max(turns, default=0),

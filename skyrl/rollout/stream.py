@@ -5,7 +5,7 @@
 
 A started group is in one of these states:
 
-    prompt --_begin, while there is room--> running --accepted--> finished --take, oldest first--> in a batch
+    prompt --_start_groups, while there is room--> running --accepted--> finished --take, oldest first--> in a batch
                                               |  |----refused--> gone; another prompt takes its place
                                               |-------failed---> its error is raised by `take`
     running or finished --too old, or of weights that were rolled back--> its prompt, which is sampled next
@@ -41,10 +41,10 @@ from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.trajectory import Prompt, TokenRow, Trajectory, TrajectoryGroup
 
 Sample = Callable[[Prompt, int, int], Awaitable[TrajectoryGroup]]
-"""Samples the group of a prompt, given the version of the weights and the attempt (0 is the first)."""
+"""Samples the group of a prompt, given the version of the weights and how often they sampled the prompt before."""
 
 _SHOWN = 3
-"""Number of awaited groups, and of other waits, that a message names."""
+"""Largest number of groups that a message names as awaited, and of other waits."""
 
 _CLOSING_SECONDS = 30.0
 """Seconds that cancelled groups have for their own cleanup."""
@@ -67,7 +67,7 @@ class StreamLimits:
     """Maximum number of groups started and not yet trained on, finished or not; at least a batch."""
 
     total: int
-    """Groups of the whole run. No group is started that no step is left to train on."""
+    """Groups of the whole run. None is started that would be trained on after its last step."""
 
     stall_seconds: float
     """The wait for a batch fails after this many seconds in which no group that may be trained on has ended."""
@@ -80,7 +80,7 @@ class _StartedGroup:
     number: int
     prompt: Prompt
     version: int
-    since: float
+    started_at: float
     group: TrajectoryGroup | None = None
     task: asyncio.Task[None] | None = None
     """The task that samples the group; None for one from a checkpoint."""
@@ -89,13 +89,19 @@ class _StartedGroup:
     """The group as a checkpoint stores it, kept from the first checkpoint on."""
 
     draw: int = 0
-    """Number of the draw that gave the prompt, if the sampler observes; a prompt that is sampled again keeps it."""
+    """Number of the draw that gave the prompt, if the sampler of prompts learns from rewards; a prompt that is sampled
+    again keeps it."""
 
     @property
-    def newest(self) -> int:
+    def newest_version(self) -> int:
         """The newest version that sampled a token of the group; while it is being sampled, the one that started it."""
         rows = () if self.group is None else self.group.trajectories
-        return max([self.version, *(version for row in rows for step in row.steps for version in step.weight_versions)])
+        return max(
+            [
+                self.version,
+                *(version for row in rows for token_row in row.token_rows for version in token_row.weight_versions),
+            ]
+        )
 
     def as_stored(self) -> dict[str, Any]:
         """A finished group as a checkpoint stores it."""
@@ -114,35 +120,36 @@ class GroupStream:
         sample: Sample,
         limits: StreamLimits,
         accept: Callable[[TrajectoryGroup], bool],
-        waits: Callable[[], Sequence[str]] = tuple,
+        describe_waits: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """A group that `accept` refuses gives up its place, and another prompt is sampled.
 
-        `waits` says what else the run waits for; the message about a stall names it.
+        `describe_waits` says what else the run waits for; the message about a stall names it.
         """
         self._cursor, self._sample, self._limits, self._accept = cursor, sample, limits, accept
-        self._waits = waits
+        self._describe_waits = describe_waits
         self._prompts: deque[tuple[int, Prompt]] = deque()  # with the number of its draw
-        self._begun: dict[int, _StartedGroup] = {}
+        self._started: dict[int, _StartedGroup] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
-        self._version = self._number = self._consumed = self._trained = 0
-        self._kept = self._refused = 0  # groups that ended since the start of the session
+        self._version = self._number = self._consumed = 0
+        self._trained_by_schedule = 0  # version x batch: the groups that fill the batches up to this version
+        self._accepted_count = self._refused_count = 0  # groups that ended since the start of the session
         self._closed = False
-        self._attempts: Counter[str] = Counter()
+        self._repeats: Counter[str] = Counter()
         self.resampled = 0
         """Number of groups that were given up and whose prompts are sampled again; a reader may reset it to 0."""
 
     @property
     def running(self) -> int:
         """Groups that are being sampled."""
-        return sum(entry.group is None for entry in self._begun.values())
+        return sum(entry.group is None for entry in self._started.values())
 
     @property
     def waiting(self) -> int:
         """Groups that are finished and not trained on."""
-        return len(self._begun) - self.running
+        return len(self._started) - self.running
 
     @property
     def consumed(self) -> int:
@@ -152,18 +159,18 @@ class GroupStream:
     @property
     def room(self) -> int:
         """Number of groups that may be started now."""
-        limits, outstanding = self._limits, len(self._begun)
+        limits, outstanding = self._limits, len(self._started)
         return min(
             room_for_groups(
                 concurrency=limits.concurrency,
                 running=self.running,
-                accepted=self._trained + self.waiting,
+                accepted=self._trained_by_schedule + self.waiting,
                 version=self._version,
                 staleness=limits.staleness,
                 batch=limits.batch,
             ),
             limits.queue - outstanding,
-            limits.total - self._trained - outstanding,
+            limits.total - self._trained_by_schedule - outstanding,
         )
 
     def set_weights_version(self, version: int) -> None:
@@ -173,11 +180,11 @@ class GroupStream:
         discarded.
         """
         if version < self._version:
-            self._resample([entry for entry in self._sorted_by_age() if entry.newest > version])
+            self._resample([entry for entry in self._sorted_by_age() if entry.newest_version > version])
         if version != self._version:
             self._version = version
-            self._attempts.clear()
-        self._begin()
+            self._repeats.clear()
+        self._start_groups()
 
     async def take(self, version: int) -> list[tuple[TrajectoryGroup, int]]:
         """A batch for the update of weights of `version`, oldest groups first, each with the version it was started
@@ -187,36 +194,36 @@ class GroupStream:
         Raises the error that ended a group, and `RunError` if no group ends for `stall_seconds` or none can be started.
         """
         # First, because room and age are counted from here: a batch taken for this version before was not trained on.
-        self._trained = version * self._limits.batch
+        self._trained_by_schedule = version * self._limits.batch
         self._resample(self._stale_groups(version))
-        kept, refused, until = -1, self._refused, 0.0
+        accepted, refused, until = -1, self._refused_count, 0.0
         while not self._ready(version):
             if self._failure is not None:
                 raise self._failure
-            self._begin()
+            self._start_groups()
             if self.running == 0:  # the wait would never end
                 limits = self._limits
                 raise RunError(
                     f"{self.waiting} groups are ready, a batch has {limits.batch}, and no other may begin: the engines "
-                    f"hold version {self._version}, {self._consumed} groups were trained on, staleness "
+                    f"hold version {self._version}, {self._consumed} groups were handed over, staleness "
                     f"{limits.staleness}, queue {limits.queue}, {limits.total} groups in the whole run"
                 )
             # The deadline moves only when a group that may be trained on has ended: refused ones are no progress.
-            if kept != self._kept:
-                kept, refused = self._kept, self._refused
+            if accepted != self._accepted_count:
+                accepted, refused = self._accepted_count, self._refused_count
                 until = asyncio.get_running_loop().time() + self._limits.stall_seconds
             self._changed.clear()
             try:
                 async with asyncio.timeout_at(until):
                     await self._changed.wait()
             except TimeoutError:
-                raise RunError(self._stalled(version, self._refused - refused)) from None
+                raise RunError(self._stalled(version, self._refused_count - refused)) from None
         batch = self._oldest_finished()
         for entry in batch:
-            del self._begun[entry.number]
+            del self._started[entry.number]
         self._consumed += len(batch)
-        self._trained = (version + 1) * self._limits.batch
-        self._begin()  # the places of the batch are free
+        self._trained_by_schedule = (version + 1) * self._limits.batch
+        self._start_groups()  # the places of the batch are free
         return [(entry.group, entry.version) for entry in batch if entry.group is not None]
 
     async def close(self) -> None:
@@ -230,16 +237,16 @@ class GroupStream:
 
     def state(self) -> dict[str, Any]:
         """The state that a checkpoint stores: finished groups, and the prompts that have to be sampled (again)."""
-        unfinished = [entry.prompt for entry in self._begun.values() if entry.group is None]
-        draws = [entry.draw for entry in self._begun.values() if entry.group is None]
-        finished = [entry.as_stored() for entry in self._begun.values() if entry.group is not None]
+        unfinished = [entry.prompt for entry in self._started.values() if entry.group is None]
+        draws = [entry.draw for entry in self._started.values() if entry.group is None]
+        finished = [entry.as_stored() for entry in self._started.values() if entry.group is not None]
         return {
             "cursor": self._cursor.state(),
             "prompts": self._cursor.as_stored([*unfinished, *(prompt for _, prompt in self._prompts)]),
             "draws": [*draws, *(draw for draw, _ in self._prompts)],
             "finished": finished,
             "consumed": self._consumed,
-            "trained": self._trained,
+            "trained": self._trained_by_schedule,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -253,7 +260,7 @@ class GroupStream:
         prompts = self._cursor.of_stored(state["prompts"])
         draws = state.get("draws", [0] * len(state["prompts"]))  # absent from checkpoints before there were samplers
         self._prompts = deque(zip(draws, prompts, strict=True))
-        self._consumed, self._trained = int(state["consumed"]), int(state["trained"])
+        self._consumed, self._trained_by_schedule = int(state["consumed"]), int(state["trained"])
         for stored in state["finished"]:
             group = group_of(stored["group"])
             self._add(stored.get("draw", 0), group.prompt, int(stored["version"]), 0.0).group = group
@@ -286,7 +293,7 @@ class GroupStream:
 
     def _give_up(self, groups: Sequence[_StartedGroup]) -> None:
         for entry in groups:
-            del self._begun[entry.number]
+            del self._started[entry.number]
             if entry.task is not None:
                 entry.task.cancel()
 
@@ -295,9 +302,9 @@ class GroupStream:
 
     def _sorted_by_age(self) -> list[_StartedGroup]:
         """Groups by age of their weights, then in the order of starting; the two differ after a rollback."""
-        return sorted(self._begun.values(), key=lambda entry: entry.version)
+        return sorted(self._started.values(), key=lambda entry: entry.version)
 
-    def _begin(self) -> None:
+    def _start_groups(self) -> None:
         """Start as many groups as there is room for. Called after everything that may make room."""
         for _ in range(0 if self._failure or self._closed else self.room):
             if not self._prompts:
@@ -307,39 +314,41 @@ class GroupStream:
                 self._prompts.extend(enumerate(self._cursor.take(), first))
             draw, prompt = self._prompts.popleft()
             loop = asyncio.get_running_loop()
-            attempt = self._next_attempt(prompt)
+            repeat = self._next_repeat(prompt)
             entry = self._add(draw, prompt, self._version, loop.time())
-            entry.task = loop.create_task(self._run(entry, attempt))
+            entry.task = loop.create_task(self._run(entry, repeat))
             self._tasks.add(entry.task)
             entry.task.add_done_callback(self._tasks.discard)
 
-    def _next_attempt(self, prompt: Prompt) -> int:
-        """How often these weights sampled the prompt before, also in the checkpoint's groups, so that draws differ."""
-        count = sum(item.prompt.id == prompt.id and item.version == self._version for item in self._begun.values())
-        attempt = max(self._attempts[prompt.id], count)
-        self._attempts[prompt.id] = attempt + 1
-        return attempt
+    def _next_repeat(self, prompt: Prompt) -> int:
+        """How often these weights sampled the prompt before, groups of the checkpoint included: each time with other
+        random numbers.
+        """
+        count = sum(item.prompt.id == prompt.id and item.version == self._version for item in self._started.values())
+        repeat = max(self._repeats[prompt.id], count)
+        self._repeats[prompt.id] = repeat + 1
+        return repeat
 
-    def _add(self, draw: int, prompt: Prompt, version: int, since: float) -> _StartedGroup:
+    def _add(self, draw: int, prompt: Prompt, version: int, started_at: float) -> _StartedGroup:
         self._number += 1
-        entry = self._begun[self._number] = _StartedGroup(self._number, prompt, version, since, draw=draw)
+        entry = self._started[self._number] = _StartedGroup(self._number, prompt, version, started_at, draw=draw)
         return entry
 
-    async def _run(self, entry: _StartedGroup, attempt: int) -> None:
+    async def _run(self, entry: _StartedGroup, repeat: int) -> None:
         """Sample a group; an error reaches the waiting trainer, unless the group was given up meanwhile."""
         try:
-            group = await self._sample(entry.prompt, entry.version, attempt)
-            if entry.number in self._begun:  # it was not given up meanwhile
+            group = await self._sample(entry.prompt, entry.version, repeat)
+            if entry.number in self._started:  # it was not given up meanwhile
                 self._cursor.observe(entry.draw, group.judged_rewards)
                 if self._accept(group):
                     entry.group = group
-                    self._kept += 1
+                    self._accepted_count += 1
                 else:
-                    del self._begun[entry.number]
-                    self._refused += 1
-                self._begin()
+                    del self._started[entry.number]
+                    self._refused_count += 1
+                self._start_groups()
         except asyncio.CancelledError:
-            if entry.number not in self._begun or self._closed:
+            if entry.number not in self._started or self._closed:
                 raise
             self._fail(entry, RunError(f"the sampling of prompt {entry.prompt.id} was cancelled, but not by the run"))
         except Exception as error:  # noqa: BLE001 - see above
@@ -347,18 +356,18 @@ class GroupStream:
         self._changed.set()
 
     def _fail(self, entry: _StartedGroup, error: Exception) -> None:
-        if entry.number in self._begun:
+        if entry.number in self._started:
             self._failure = self._failure or error
 
     def _stalled(self, version: int, refused: int) -> str:
         now, limits = asyncio.get_running_loop().time(), self._limits
-        late = [entry for entry in self._begun.values() if entry.group is None]
+        late = [entry for entry in self._started.values() if entry.group is None]
         groups = [
-            f"prompt {group.prompt.id} (begun {now - group.since:.0f} s ago by version {group.version})"
+            f"prompt {group.prompt.id} (begun {now - group.started_at:.0f} s ago by version {group.version})"
             for group in late
         ]
         none = f"only {refused}, which were refused, have" if refused else "none has"
-        waits = self._waits()
+        waits = self._describe_waits()
         return (
             f"the trainer is waiting for the batch of step {version + 1}: {self.waiting} of {limits.batch} groups are "
             f"ready, {len(late)} are being sampled, and {none} finished in the last {limits.stall_seconds:g} s "
@@ -389,37 +398,37 @@ class StreamingRollouts:
         accept: Gate | None = None,
         mask_older_tokens: bool = False,
         seed: int = 0,
-        waits: Callable[[], Sequence[str]] = tuple,
+        describe_waits: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """With `mask_older_tokens`, only the tokens of the newest weights are trained on in a trajectory that several
-        versions sampled. `waits`: see `GroupStream`.
+        versions sampled. `describe_waits`: see `GroupStream`.
         """
         self._limits, self._algorithm = limits, algorithm
         self._gates, self._mask_older = Gates(algorithm.dynamic_sampling, accept, batch=limits.batch), mask_older_tokens
-        self._stream = GroupStream(cursor, self._sample, limits, self._accept, waits)
-        self._selection = BatchFilter(self._draw, generator, config, algorithm, seed=seed)
+        self._stream = GroupStream(cursor, self._sample, limits, self._accept, describe_waits)
+        self._batch_filter = BatchFilter(self._draw, generator, config, algorithm, seed=seed)
         self._session = generator.session(
             sampling=config.sampling_params,
             samples_per_prompt=config.n_samples_per_prompt,
             samples=limits.batch * config.n_samples_per_prompt,
         )
         self._metrics: dict[str, float] = {}
-        self._refused = 0
+        self._refused_since_batch = 0
         self._cursor = cursor
 
     async def next_batch(self, version: int) -> Batch:
         """The next batch. Raises `RunError` if none can be filled; its message says what is missing."""
         self._metrics = {}
-        return await self._selection.batch(version)
+        return await self._batch_filter.batch(version)
 
-    async def _draw(self, version: int, attempt: int) -> Batch:
+    async def _draw(self, version: int, batch_attempt: int) -> Batch:
         waiting = self._stream.waiting
         batch = await self._stream.take(version)
         self._session.tally.reset()
         groups = [group for group, _ in batch]
         lags = [version - start_version for _, start_version in batch]
         rows = [row for group in groups for row in group.trajectories]
-        versions = [len({v for step in row.steps for v in step.weight_versions}) for row in rows]
+        versions = [len({v for token_row in row.token_rows for v in token_row.weight_versions}) for row in rows]
         self._metrics = {
             "async/staleness_mean": fmean(lags),
             "async/staleness_max": max(lags),
@@ -428,35 +437,39 @@ class StreamingRollouts:
             **{f"async/groups_of_age_{lag}": lags.count(lag) for lag in sorted(set(lags))},
             "async/groups_waiting": waiting,
             "async/groups_running": self._stream.running,
-            "async/groups_refused": self._refused,
+            "async/groups_refused": self._refused_since_batch,
             "async/groups_resampled": self._stream.resampled,
             "async/room": self._stream.room,
             "async/trajectories_of_several_versions": sum(number > 1 for number in versions),
             **self._gates.metrics(),
         }
         self._gates.left_out.clear()
-        self._refused = self._stream.resampled = 0
-        return tuple(map(_newest_tokens, groups)) if self._mask_older else tuple(groups)
+        self._refused_since_batch = self._stream.resampled = 0
+        return tuple(map(_mask_older_in_group, groups)) if self._mask_older else tuple(groups)
 
-    async def _sample(self, prompt: Prompt, version: int, attempt: int) -> TrajectoryGroup:
-        return await self._session.group(prompt, weight_version=version, attempt=attempt)
+    async def _sample(self, prompt: Prompt, version: int, repeat: int) -> TrajectoryGroup:
+        return await self._session.group(prompt, weight_version=version, attempt=repeat)
 
     def _accept(self, group: TrajectoryGroup) -> bool:
+        """Whether the group may be trained on. It asks here so that another prompt takes a refused group's place at
+        once. `BatchFilter` asks dynamic sampling again about the whole batch, and then refuses only groups that a
+        checkpoint kept under other settings, or whose tokens were masked since.
+        """
         before = self._gates.left_out.total()
         accepted = self._gates.pass_through(group)
-        self._refused += not accepted
+        self._refused_since_batch += not accepted
         most = self._algorithm.dynamic_sampling.max_sample_batches
-        if self._gates.left_out.total() > before and 0 < most * self._limits.batch <= self._refused:
+        if self._gates.left_out.total() > before and 0 < most * self._limits.batch <= self._refused_since_batch:
             raise RunError(
-                f"dynamic sampling refused {self._refused} groups since the last batch, as many as are in {most} "
-                "batches (trainer.algorithm.dynamic_sampling.max_sample_batches), because all samples of their prompt "
-                "had the same reward, or too few or too many succeeded. The task is too easy or too hard for the "
-                "policy; raise the limit, or generator.n_samples_per_prompt, or turn dynamic sampling off"
+                f"dynamic sampling refused {self._refused_since_batch} groups since the last batch, as many as are in "
+                f"{most} batches (trainer.algorithm.dynamic_sampling.max_sample_batches), because all samples of their "
+                "prompt had the same reward, or too few or too many succeeded. The task is too easy or too hard for "
+                "the policy; raise the limit, or generator.n_samples_per_prompt, or turn dynamic sampling off"
             )
         return accepted
 
     def metrics(self) -> dict[str, float]:
-        return self._selection.metrics | self._metrics | self._cursor.metrics()
+        return self._batch_filter.metrics | self._metrics | self._cursor.metrics()
 
     def set_weights_version(self, version: int) -> None:
         self._stream.set_weights_version(version)
@@ -479,17 +492,17 @@ class StreamingRollouts:
         await self._stream.close()
 
 
-def _newest_tokens(group: TrajectoryGroup) -> TrajectoryGroup:
+def _mask_older_in_group(group: TrajectoryGroup) -> TrajectoryGroup:
     return attrs.evolve(group, trajectories=tuple(map(_mask_older_tokens, group.trajectories)))
 
 
 def _mask_older_tokens(row: Trajectory) -> Trajectory:
     """A copy of the trajectory in which only tokens of its newest weights are trained on."""
-    newest = max((version for step in row.steps for version in step.weight_versions), default=0)
+    newest = max((version for token_row in row.token_rows for version in token_row.weight_versions), default=0)
 
-    def mask(step: TokenRow | Trajectory) -> tuple[int, ...]:
-        drawn = zip(step.loss_mask, step.weight_versions, strict=True)
+    def mask(token_row: TokenRow | Trajectory) -> tuple[int, ...]:
+        drawn = zip(token_row.loss_mask, token_row.weight_versions, strict=True)
         return tuple(trained if version == newest else 0 for trained, version in drawn)
 
-    earlier = tuple(attrs.evolve(step, loss_mask=mask(step)) for step in row.earlier)
+    earlier = tuple(attrs.evolve(token_row, loss_mask=mask(token_row)) for token_row in row.earlier)
     return attrs.evolve(row, earlier=earlier, loss_mask=mask(row))

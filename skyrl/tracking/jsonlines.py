@@ -92,7 +92,7 @@ def sample_record(
     from skyrl.tracking.row_columns import kept_columns  # here: who reads records needs no environments
 
     earlier = [{"response": decode(s.response_ids), "response_ids": [*s.response_ids]} for s in trajectory.earlier]
-    turns = [turn for step in trajectory.steps for turn in step.rewards]
+    turns = [turn for token_row in trajectory.token_rows for turn in token_row.rewards]
     metrics = {name: _number(value) for name, value in trajectory.metrics.items()}
     return {
         "step": step,

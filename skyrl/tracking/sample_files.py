@@ -147,7 +147,7 @@ def kept_groups(step: int, groups: Sequence[TrajectoryGroup], most: int) -> list
     They are drawn at random, seeded with the step, because an asynchronous batch begins with the groups that finished
     first, which are the short ones. One group may be kept in part.
     """
-    rows = [sum(len(trajectory.steps) for trajectory in group.trajectories) for group in groups]
+    rows = [sum(len(trajectory.token_rows) for trajectory in group.trajectories) for group in groups]
     first = list(accumulate(rows, initial=0))
     left = sum(len(group.trajectories) for group in groups) if most < 0 else most
     samples: dict[int, int] = {}

@@ -71,7 +71,7 @@ class KeptGroup:
     @property
     def rows(self) -> int:
         """Number of rows of the kept samples in the file."""
-        return sum(len(trajectory.steps) for trajectory in self.trajectories)
+        return sum(len(trajectory.token_rows) for trajectory in self.trajectories)
 
 
 @frozen(kw_only=True)
@@ -199,7 +199,7 @@ def _rows(kept: Sequence[KeptGroup], computed: Mapping[str, np.ndarray]) -> pa.R
         (trajectory, turn, row)
         for item in kept
         for trajectory in item.trajectories
-        for turn, row in enumerate(trajectory.steps)
+        for turn, row in enumerate(trajectory.token_rows)
     ]
     ids = [entry.group.prompt.id.encode() for entry in kept for _ in range(entry.rows)]
     indices = [element.first_row + number for element in kept for number in range(element.rows)]

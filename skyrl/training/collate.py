@@ -31,10 +31,10 @@ def collate(
     (`algorithm.zero_variance_filter`), that is no error if the rewards of each group are equal.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    steps = [trajectory.steps for trajectory in trajectories]
-    rows = [row for own in steps for row in own]
-    per_row = np.repeat(np.arange(len(trajectories)), [len(own) for own in steps])  # trajectory of each row
-    numbers = np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups])[per_row]
+    rows_of_each = [trajectory.token_rows for trajectory in trajectories]
+    rows = [row for token_rows in rows_of_each for row in token_rows]
+    trajectory_of_row = np.repeat(np.arange(len(trajectories)), [len(token_rows) for token_rows in rows_of_each])
+    group_of_row = np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups])[trajectory_of_row]
     lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
     shape = (len(rows), max(lengths))
     input_ids = np.zeros(shape, dtype=np.int64)
@@ -70,21 +70,23 @@ def collate(
         loss_mask=torch.from_numpy(loss_mask),
         rollout_logprobs=torch.from_numpy(logprobs) if any(len(row.rollout_logprobs) for row in rows) else None,
         rewards=torch.from_numpy(rewards),
-        groups=torch.from_numpy(numbers),
+        groups=torch.from_numpy(group_of_row),
         answer_lengths=torch.tensor([len(row.response_ids) for row in rows]),
-        trajectory_lengths=torch.tensor([trajectory.length for trajectory in trajectories])[torch.from_numpy(per_row)],
-        baselines=_baselines(groups, numbers),
+        trajectory_lengths=torch.tensor([trajectory.length for trajectory in trajectories])[
+            torch.from_numpy(trajectory_of_row)
+        ],
+        baselines=_baselines(groups, group_of_row),
         routed_experts=joined_choices([row.routed_experts for row in rows], shape[1]),
         engines=torch.from_numpy(engines) if (engines >= 0).any() else None,
         extras={name: _joined(name, rows) for name in dict.fromkeys(name for row in rows for name in row.extras)},
-        **_steps(trajectories, per_row),
+        **_steps(trajectories, trajectory_of_row),
     )
 
 
 def row_sources(groups: Sequence[TrajectoryGroup]) -> tuple[str, ...]:
     """The data source of each row of `collate`."""
     return tuple(
-        group.prompt.data_source for group in groups for trajectory in group.trajectories for _ in trajectory.steps
+        group.prompt.data_source for group in groups for trajectory in group.trajectories for _ in trajectory.token_rows
     )
 
 
@@ -92,7 +94,7 @@ def versions_behind(groups: Sequence[TrajectoryGroup], version: int, width: int)
     """(B, `width`) int64: number of weight updates between the sampling of each token and `version`; 0 elsewhere. The
     rows are those of `collate`.
     """
-    rows = [row for group in groups for trajectory in group.trajectories for row in trajectory.steps]
+    rows = [row for group in groups for trajectory in group.trajectories for row in trajectory.token_rows]
     behind = np.zeros((len(rows), width), dtype=np.int64)
     for index, row in enumerate(rows):
         start = len(row.prompt_ids)
@@ -125,18 +127,18 @@ def _tensor(array: RowArray) -> Tensor:
     return flat.view(array.shape)
 
 
-def _steps(trajectories: Sequence[Trajectory], per_row: NDArray[np.int64]) -> dict[str, Tensor]:
+def _steps(trajectories: Sequence[Trajectory], trajectory_of_row: NDArray[np.int64]) -> dict[str, Tensor]:
     """The trajectory of each row, and whether the row is its last; empty if every trajectory is a single row."""
     if not any(trajectory.earlier for trajectory in trajectories):
         return {}
-    last = np.append(per_row[1:] != per_row[:-1], True)
-    return {"trajectories": torch.from_numpy(per_row), "last_step": torch.from_numpy(last)}
+    last = np.append(trajectory_of_row[1:] != trajectory_of_row[:-1], True)
+    return {"trajectories": torch.from_numpy(trajectory_of_row), "last_step": torch.from_numpy(last)}
 
 
-def _baselines(groups: Sequence[TrajectoryGroup], numbers: NDArray[np.int64]) -> Tensor | None:
+def _baselines(groups: Sequence[TrajectoryGroup], group_of_row: NDArray[np.int64]) -> Tensor | None:
     """The reward of each prompt's greedy answer, for each of its rows; None unless all have one."""
     known = [group.baseline for group in groups if group.baseline is not None]
-    return torch.tensor(known)[torch.from_numpy(numbers)] if len(known) == len(groups) else None
+    return torch.tensor(known)[torch.from_numpy(group_of_row)] if len(known) == len(groups) else None
 
 
 def collate_supervised(rows: Sequence[SupervisedRow]) -> TrainingBatch:

@@ -86,7 +86,9 @@ class Instant:
 @observable("the source of batches, its first batch, and the tokens in it that are trained on")
 def first_batch(scene: Scene) -> object:
     dataset: Any = PromptDataset(prompts=tuple(prompts_of(12)))
-    source = sampled_rollouts(scene.run, prompt_cursor(scene.run, dataset), Instant(), total_steps=STEPS, waits=tuple)  # type: ignore[arg-type]  # it has what rollouts call
+    generator: Any = Instant()  # it has what rollouts call
+    cursor = prompt_cursor(scene.run, dataset)
+    source = sampled_rollouts(scene.run, cursor, generator, total_steps=STEPS, describe_waits=tuple)
 
     async def take() -> object:
         source.set_weights_version(0)

@@ -60,7 +60,7 @@ class World:
             Prompt(id=str(number), messages=(), token_ids=(number,), env_class="one") for number in range(PROMPTS)
         ]
         self.rollouts = StreamingRollouts(
-            self._cursor(), generator, config, AlgorithmConfig(), limits, waits=progress.waits
+            self._cursor(), generator, config, AlgorithmConfig(), limits, describe_waits=progress.waits
         )
         self._stream = self.rollouts._stream
         self._stream._sample = self._watched(self._stream._sample)

@@ -84,10 +84,10 @@ async def test_parallel_calls_are_rows_that_train_on_each_token_once() -> None:
     trajectory, script = await scripted(["a", "b", "c"], by("splits"))
     rows = [
         script.tokenizer.decode([i for i, mask in zip(row.response_ids, row.loss_mask, strict=True) if mask])
-        for row in trajectory.steps
+        for row in trajectory.token_rows
     ]
     assert sorted(rows) == ["a<|im_end|>b<|im_end|>", "c<|im_end|>"]
-    forked = next(row for row, text in zip(trajectory.steps, rows, strict=True) if text == "c<|im_end|>")
+    forked = next(row for row, text in zip(trajectory.token_rows, rows, strict=True) if text == "c<|im_end|>")
     assert "a<|im_end|>" in script.tokenizer.decode(forked.prompt_ids)
 
 
@@ -106,7 +106,7 @@ async def test_log_probabilities_of_every_row_are_those_of_a_forward_pass() -> N
     async with playing(engine, tokenizer, by("forgets"), max_model_len=256) as generator:
         trajectories = await play(generator, samples=2)
     await engine.close()
-    for row in (row for trajectory in trajectories for row in trajectory.steps):
+    for row in (row for trajectory in trajectories for row in trajectory.token_rows):
         completion = Completion(
             token_ids=row.response_ids,
             text="",

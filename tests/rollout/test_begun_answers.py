@@ -96,7 +96,9 @@ async def test_a_begun_answer_is_continued_and_judged_as_a_whole(env: str, confi
     between = "Sure?" if "use_conversation_multi_turn" in config else AGAIN
     assert second == f"{start} 2.{between}"
     (row,) = group.trajectories
-    steps = [TOKENIZER.decode([t for t, m in zip(s.response_ids, s.loss_mask, strict=True) if m]) for s in row.steps]
+    steps = [
+        TOKENIZER.decode([t for t, m in zip(s.response_ids, s.loss_mask, strict=True) if m]) for s in row.token_rows
+    ]
     assert "It is" not in "".join(steps), "what the row has begun is not trained on"
 
 

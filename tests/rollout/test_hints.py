@@ -12,7 +12,7 @@ from skyrl.config import HintConfig
 from skyrl.envs import Env, EnvStep
 from skyrl.envs.reward_functions import PlainReward
 from skyrl.errors import DataError, RunError
-from skyrl.rollout.hints import Hints, hinted
+from skyrl.rollout.hints import Hints, with_hints
 from skyrl.training.collate import collate
 from skyrl.training.teacher import hinted_share, teacher_view
 from skyrl.trajectory import TrajectoryGroup
@@ -124,6 +124,6 @@ async def test_batches_pass_unchanged_where_the_teacher_reads_what_the_policy_re
     async def next_batch(version: int) -> tuple[TrajectoryGroup, ...]:
         return (await group("7", extra_info={"solution": "count"}),)
 
-    assert hinted(next_batch, None) is next_batch
-    [hinted_group] = await hinted(next_batch, hints("column"))(0)
+    assert with_hints(next_batch, None) is next_batch
+    [hinted_group] = await with_hints(next_batch, hints("column"))(0)
     assert hinted_share(collate([hinted_group])) == 1.0

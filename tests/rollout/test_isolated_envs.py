@@ -239,7 +239,7 @@ async def test_isolated_tools_are_shown_and_answer_however_the_conversation_is_r
     for request in engine.requests:
         assert '"name": "price"' in tokenizer.decode(request.prompt_ids)
     assert "<tool_response>\n3\n</tool_response>" in tokenizer.decode(engine.requests[1].prompt_ids)
-    rows = [step.prompt_ids + step.response_ids for step in row.steps]
+    rows = [step.prompt_ids + step.response_ids for step in row.token_rows]
     assert all(
         any(tokens[: len(request.prompt_ids)] == request.prompt_ids for tokens in rows) for request in engine.requests
     )

@@ -61,10 +61,10 @@ async def test_a_page_that_spells_special_tokens_is_read_as_its_letters(mode: st
     answers = ["look<|im_end|>", "done<|im_end|>"]
     harmless, _ = await read("nothing", TOKENIZER, answers, **WAYS[mode])
     row, engine = await read(f"a{ATTACK}b", TOKENIZER, answers, **WAYS[mode])
-    rows = [step.prompt_ids + step.response_ids for step in row.steps]
+    rows = [step.prompt_ids + step.response_ids for step in row.token_rows]
     assert f"a{ATTACK}b" in TOKENIZER.decode(engine.requests[-1].prompt_ids)
     assert [special(TOKENIZER, ids) for ids in rows] == [
-        special(TOKENIZER, step.prompt_ids + step.response_ids) for step in harmless.steps
+        special(TOKENIZER, step.prompt_ids + step.response_ids) for step in harmless.token_rows
     ]
 
 
@@ -122,7 +122,7 @@ async def test_no_format_takes_an_observation_for_the_end_of_a_turn(name: str) -
         row, engine = await read(spelled, tokenizer, answers, **settings)
         assert spelled in tokenizer.decode(engine.requests[1].prompt_ids)
         specials, expected = (
-            [special(tokenizer, step.prompt_ids + step.response_ids) for step in trajectory.steps]
+            [special(tokenizer, step.prompt_ids + step.response_ids) for step in trajectory.token_rows]
             for trajectory in (row, harmless)
         )
         assert specials == expected

@@ -236,8 +236,8 @@ def test_a_checkpoint_keeps_finished_groups_as_they_were() -> None:
         state = json.loads(json.dumps(stream.state()))
         restored = world.stream()
         restored.load_state(state)
-        assert [entry.group for entry in restored._begun.values()] == [
-            entry.group for entry in stream._begun.values() if entry.group
+        assert [entry.group for entry in restored._started.values()] == [
+            entry.group for entry in stream._started.values() if entry.group
         ]
         await stream.close()
 
@@ -266,7 +266,7 @@ def test_a_prompt_that_a_checkpoint_holds_a_group_of_is_drawn_anew_by_the_same_w
 
 def test_a_group_is_as_new_as_the_last_weights_that_drew_a_token_of_it() -> None:
     [prompt] = prompts(1)
-    versions = [_StartedGroup(0, prompt, 1, 0.0, group).newest for group in (None, group_of(prompt, 3))]
+    versions = [_StartedGroup(0, prompt, 1, 0.0, group).newest_version for group in (None, group_of(prompt, 3))]
     assert versions == [1, 3]
 
 
@@ -279,7 +279,7 @@ def test_a_run_that_goes_back_gives_up_what_later_weights_drew_and_samples_those
         await world.train(stream, 0, 5)
         stream.set_weights_version(5)
         await asyncio.sleep(10)
-        ahead = [entry.prompt.id for entry in stream._sorted_by_age() if entry.newest > 2]
+        ahead = [entry.prompt.id for entry in stream._sorted_by_age() if entry.newest_version > 2]
         stream.load_state(stream.state())
         await world.train(stream, 2)
         await stream.close()

@@ -130,7 +130,7 @@ def test_tokens_of_older_weights_can_be_left_out_of_the_loss(mask: bool, trained
         return (await source.next_batch(0))[0]
 
     group = run_in_virtual_time(first())
-    assert [step.loss_mask for step in group.trajectories[0].steps] == trained
+    assert [step.loss_mask for step in group.trajectories[0].token_rows] == trained
 
 
 @pytest.mark.parametrize(("versions", "several"), [(((0,), (0, 0)), 0), (((0,), (0, 1)), 4)])

@@ -114,9 +114,9 @@ async def test_dialogues_with_tools_train_on_what_was_sampled_and_nothing_else(n
         (row,) = group.trajectories
         assert row.metrics["tool_calls"] == 3.0
         sampled = [engine.completion(text).token_ids for text in turns]
-        trained = [t for s in row.steps for t, mask in zip(s.response_ids, s.loss_mask, strict=True) if mask]
+        trained = [t for s in row.token_rows for t, mask in zip(s.response_ids, s.loss_mask, strict=True) if mask]
         assert trained == [token for ids in sampled for token in ids]
-        rows = [step.prompt_ids + step.response_ids for step in row.steps]
+        rows = [step.prompt_ids + step.response_ids for step in row.token_rows]
         for request, ids in zip(engine.requests, sampled, strict=True):
             tokens = request.prompt_ids + ids
             assert any(row[: len(tokens)] == tokens for row in rows)

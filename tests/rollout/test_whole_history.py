@@ -33,9 +33,9 @@ async def one(turns: list[str], tokenizer: Any = TOKENIZER, **config: Any) -> tu
 
 def assert_exact(trajectory: Trajectory, engine: Says, turns: list[str], tokenizer: Any = TOKENIZER) -> None:
     """Every turn is in some row, behind exactly what it was sampled from, and nothing else is trained on."""
-    trained = [t for s in trajectory.steps for t, mask in zip(s.response_ids, s.loss_mask, strict=True) if mask]
+    trained = [t for s in trajectory.token_rows for t, mask in zip(s.response_ids, s.loss_mask, strict=True) if mask]
     assert trained == [token for text in turns for token in engine.completion(text).token_ids]
-    rows = [step.prompt_ids + step.response_ids for step in trajectory.steps]
+    rows = [step.prompt_ids + step.response_ids for step in trajectory.token_rows]
     for request, text in zip(engine.requests, turns, strict=True):
         sampled = request.prompt_ids + engine.completion(text).token_ids
         assert any(row[: len(sampled)] == sampled for row in rows)
@@ -43,7 +43,7 @@ def assert_exact(trajectory: Trajectory, engine: Says, turns: list[str], tokeniz
 
 async def test_a_template_that_leaves_thoughts_out_begins_a_row_at_each_turn() -> None:
     trajectory, engine = await one(THOUGHTS, chat_template=named("qwen3_without_thinking"))
-    assert len(trajectory.steps) == 3
+    assert len(trajectory.token_rows) == 3
     assert TOKENIZER.decode(trajectory.prompt_ids) == (
         "<|im_start|>user\ngo<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"
         f"<|im_start|>user\nsaw {THOUGHTS[0].removesuffix('<|im_end|>')}<|im_end|>\n"
@@ -52,7 +52,7 @@ async def test_a_template_that_leaves_thoughts_out_begins_a_row_at_each_turn() -
     )
     assert_exact(trajectory, engine, THOUGHTS)
     assert trajectory.reward == 1.0 + 2.0 + 3.0
-    assert [[turn.reward for turn in step.rewards] for step in trajectory.steps] == [[1.0], [2.0], [3.0]]
+    assert [[turn.reward for turn in step.rewards] for step in trajectory.token_rows] == [[1.0], [2.0], [3.0]]
 
 
 async def test_a_template_that_keeps_thoughts_goes_on_in_one_row() -> None:
@@ -66,10 +66,10 @@ async def test_a_template_that_keeps_thoughts_goes_on_in_one_row() -> None:
 async def test_each_step_is_a_row_and_steps_that_go_on_are_merged() -> None:
     answers = ["a<|im_end|>", "b<|im_end|>", "c<|im_end|>"]
     apart, engine = await one(answers, step_wise_trajectories=True)
-    assert len(apart.steps) == 3
+    assert len(apart.token_rows) == 3
     assert_exact(apart, engine, answers)
     merged, engine = await one(answers, step_wise_trajectories=True, merge_stepwise_output=True)
-    assert len(merged.steps) == 1
+    assert len(merged.token_rows) == 1
     assert_exact(merged, engine, answers)
     assert merged.reward == apart.reward == 6.0
 
@@ -82,7 +82,7 @@ async def test_steps_are_exact_in_every_published_format(name: str) -> None:
     for merge in (False, True):
         trajectory, engine = await one(turns, tokenizer, step_wise_trajectories=True, merge_stepwise_output=merge)
         assert_exact(trajectory, engine, turns, tokenizer)
-        assert len(trajectory.steps) == 3 or merge
+        assert len(trajectory.token_rows) == 3 or merge
 
 
 async def test_every_row_of_an_unfinished_answer_can_be_left_out_or_denied_its_reward() -> None:
@@ -98,7 +98,7 @@ async def test_a_history_that_grew_too_long_ends_with_the_turn_before() -> None:
         ["a<|im_end|>", "b" * 30 + "<|im_end|>", "c<|im_end|>"], step_wise_trajectories=True, max_input_length=short
     )
     assert trajectory.stop_reason == "context"
-    assert len(engine.requests) == len(trajectory.steps) == 2
+    assert len(engine.requests) == len(trajectory.token_rows) == 2
     assert trajectory.reward == 3.0
 
 
@@ -110,7 +110,7 @@ async def test_a_template_comes_from_a_file(tmp_path: Path) -> None:
         chat_template=ChatTemplateConfig(source="file", name_or_path=str(file)),
     )
     assert "GO<|im_end|>" in TOKENIZER.decode(engine.requests[0].prompt_ids)
-    assert len(trajectory.steps) == 3  # what was sampled in small letters is written in capitals
+    assert len(trajectory.token_rows) == 3  # what was sampled in small letters is written in capitals
     assert_exact(trajectory, engine, ["a<|im_end|>", "b<|im_end|>", "c<|im_end|>"])
 
 

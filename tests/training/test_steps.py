@@ -23,7 +23,7 @@ from tests.training.test_collate import group, trajectory
 def several(*rewards: float, index: int = 0, prompt: tuple[int, ...] = (5, 6)) -> Trajectory:
     """A turn of two tokens for each reward, each in a row of its own."""
     rows = [trajectory((*prompt, *range(20, 20 + turn)), (7, 8), reward) for turn, reward in enumerate(rewards)]
-    return evolve(rows[-1], earlier=tuple(row.steps[0] for row in rows[:-1]), sample_index=index)
+    return evolve(rows[-1], earlier=tuple(row.token_rows[0] for row in rows[:-1]), sample_index=index)
 
 
 def batch() -> TrainingBatch:
