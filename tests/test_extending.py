@@ -319,7 +319,7 @@ class OtherServer:
 from types import SimpleNamespace
 from skyrl.config import check, load, resolve
 from skyrl.config.derive.engine_backends import backend_of
-from skyrl.config.foundation.import_paths import built_in
+from skyrl.config.foundation.import_paths import load_builtin
 
 ENGINE = "generator.inference_engine."
 loaded = load([], {
@@ -333,7 +333,7 @@ written = {path for path in loaded.origins if path in reported}
 assert written == {ENGINE + "enforce_eager"}, (written, check(run, loaded.origins))
 engine = run.generator.inference_engine
 control = SimpleNamespace(url=engine.external_server_urls[0])
-server = built_in(backend_of(engine).dialect).of_engine(engine, control, control, "deadlines", None)
+server = load_builtin(backend_of(engine).dialect).of_engine(engine, control, control, "deadlines", None)
 assert (type(server).__name__, server.url) == ("OtherServer", "http://127.0.0.1:7")
 """,
 )

@@ -74,9 +74,9 @@ class GSPOLoss:
         return {"clip_ratio": clipped}
 
     def _ratio(self, inputs: LossInputs) -> Tensor:
-        own = inputs.logprobs.detach()
-        answer = masked_mean(own - inputs.old_logprobs, inputs.mask, dim=1).unsqueeze(1)
-        return torch.exp((inputs.logprobs - own + answer).clamp(max=10.0))
+        current = inputs.logprobs.detach()
+        answer_log_ratio = masked_mean(current - inputs.old_logprobs, inputs.mask, dim=1).unsqueeze(1)
+        return torch.exp((inputs.logprobs - current + answer_log_ratio).clamp(max=10.0))
 
 
 @attrs.frozen(kw_only=True)
@@ -94,15 +94,17 @@ class GMPOLoss:
     def __call__(self, inputs: LossInputs) -> Tensor:
         """(B, L): the loss of each token, unreduced."""
         log_ratio = inputs.logprobs - inputs.old_logprobs
-        clamped = torch.where(self._is_held(inputs), log_ratio.clamp(-self.log_clip_low, self.log_clip_high), log_ratio)
-        answer = torch.exp(masked_mean(clamped, inputs.mask, dim=1).clamp(max=10.0)).unsqueeze(1)
-        return -answer * inputs.advantages
+        clamped = torch.where(
+            self._is_clamped(inputs), log_ratio.clamp(-self.log_clip_low, self.log_clip_high), log_ratio
+        )
+        answer_ratio = torch.exp(masked_mean(clamped, inputs.mask, dim=1).clamp(max=10.0)).unsqueeze(1)
+        return -answer_ratio * inputs.advantages
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
         """Metrics (B, L) of each token, keyed by the names under which their means are logged."""
-        return {"clip_ratio": self._is_held(inputs)}
+        return {"clip_ratio": self._is_clamped(inputs)}
 
-    def _is_held(self, inputs: LossInputs) -> Tensor:
+    def _is_clamped(self, inputs: LossInputs) -> Tensor:
         log_ratio = inputs.logprobs - inputs.old_logprobs
         too_high = (log_ratio > self.log_clip_high) & (inputs.advantages > 0)
         return too_high | ((log_ratio < -self.log_clip_low) & (inputs.advantages < 0))

@@ -27,7 +27,7 @@ from skyrl.config.derive.sizes import (
     starts_engines,
     workers_of_an_engine,
 )
-from skyrl.config.foundation.import_paths import built_in
+from skyrl.config.foundation.import_paths import load_builtin
 from skyrl.config.loading.kinds import kind_of, samples_rollouts
 from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import ConfigError, Problem, ProcessError, UserError
@@ -143,7 +143,7 @@ def engine_makers(run: SkyRLTrainConfig, adapters: EngineAdapters = NO_ADAPTERS)
     if not made_by:
         path = "generator.inference_engine.backend"
         raise ConfigError([Problem(path=path, message=f"no engine {engine.backend!r}")])
-    make: Callable[[], InferenceEngine] = built_in(made_by)(run, adapters)
+    make: Callable[[], InferenceEngine] = load_builtin(made_by)(run, adapters)
     return [make] * engine.num_engines
 
 

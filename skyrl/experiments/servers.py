@@ -8,7 +8,7 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.engine_backends import backend_of, server_urls
 from skyrl.config.derive.model_overrides import engine_overrides
 from skyrl.config.derive.sizes import joins_servers, workers_of_an_engine
-from skyrl.config.foundation.import_paths import built_in
+from skyrl.config.foundation.import_paths import load_builtin
 from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import UserError
 from skyrl.inference.engine import InferenceEngine
@@ -84,5 +84,5 @@ def _dialect(
     token = None if engine.external_token is None else api_key(engine.external_token.name)
     samples = Connection(router or url, token=token, most=engine.max_num_seqs)
     control = Connection(url, token=token, most=8)  # a separate one: a command does not wait behind samples
-    dialect: type[Dialect] = built_in(backend_of(engine).dialect)
+    dialect: type[Dialect] = load_builtin(backend_of(engine).dialect)
     return dialect.of_engine(engine, samples, control, deadlines, workers)

@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 
 from skyrl.config import TrackersConfig
-from skyrl.config.foundation.import_paths import built_in
+from skyrl.config.foundation.import_paths import load_builtin
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.trackers import TRACKERS, names_of
 from skyrl.processes.redaction import redacted
@@ -79,7 +79,7 @@ def _redacted(text: str | None) -> str | None:
 
 
 def _make_tracker(name: str, run: TrackedRun) -> Tracker:
-    tracker: Tracker = built_in(TRACKERS[name].made_by).of_run(run)
+    tracker: Tracker = load_builtin(TRACKERS[name].made_by).of_run(run)
     return tracker
 
 

@@ -33,7 +33,7 @@ from skyrl.config.derive.chosen_facts import estimator_facts
 from skyrl.config.foundation.peer_signatures import ESTIMATOR_FORMS, form_of
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry
 from skyrl.errors import RunError
-from skyrl.training.peer_functions import PeerEstimator, tried_estimator
+from skyrl.training.peer_functions import PeerEstimator, checked_estimator
 
 
 def advantages_of(trainer: TrainerConfig) -> AdvantageEstimator:
@@ -186,6 +186,10 @@ def _estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
             return OPO()
         case "gpg":
             return Compared(rescaled_for_silent_groups)
-    own: AdvantageEstimator = AdvantageEstimatorRegistry.object(name, algorithm.advantage)
-    form = form_of(own, ESTIMATOR_FORMS)
-    return own if form is None else tried_estimator(PeerEstimator(function=own, form=form, algorithm=algorithm))
+    user_estimator: AdvantageEstimator = AdvantageEstimatorRegistry.object(name, algorithm.advantage)
+    form = form_of(user_estimator, ESTIMATOR_FORMS)
+    return (
+        user_estimator
+        if form is None
+        else checked_estimator(PeerEstimator(function=user_estimator, form=form, algorithm=algorithm))
+    )

@@ -20,17 +20,17 @@ from skyrl.algorithms.reductions import (
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, OffPolicyCorrectionConfig
 from skyrl.config.derive.chosen_facts import loss_facts
-from skyrl.config.foundation.import_paths import built_in
+from skyrl.config.foundation.import_paths import load_builtin
 from skyrl.config.foundation.peer_signatures import LOSS_FORMS, form_of
 from skyrl.config.settings.algorithm import LossReduction
 from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.config.settings.registry import PolicyLossRegistry
-from skyrl.training.peer_functions import ReducedLoss, tried_loss, tried_per_token
+from skyrl.training.peer_functions import ReducedLoss, checked_loss, checked_per_token_loss
 from skyrl.tree import required
 from skyrl.tree.classes import fields_of
 
-LEARNED_PER_WATCHED = 32
-"""Number of rows that are learned for each row without an advantage that is measured, for metrics and alarms."""
+LEARNED_PER_MEASURED_ROW = 32
+"""For metrics and alarms, one row without an advantage is measured for this many rows that are learned."""
 
 
 @attrs.frozen(kw_only=True)
@@ -68,7 +68,7 @@ def answer_mean(batch: TrainingBatch) -> Tensor:
 
 
 @attrs.frozen
-class Summed:
+class UnitWeights:
     """Weight 1 of every trained token, for a loss whose advantages contain the weights."""
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
@@ -102,7 +102,7 @@ class PolicyObjective:
     distills: bool = False
     """Whether the learner adds the divergence from a teacher to the loss of every token."""
 
-    reduction: Reduction | Summed = attrs.field(factory=Reduction)
+    reduction: Reduction | UnitWeights = attrs.field(factory=Reduction)
     correction: OffPolicyCorrection = attrs.field(factory=OffPolicyCorrection)
 
     @property
@@ -123,14 +123,15 @@ class PolicyObjective:
         return weighed if len(rows) in (0, len(batch)) else weighed.select(rows)
 
     def watched(self, batch: TrainingBatch) -> tuple[TrainingBatch, float] | None:
-        """A sample of the rows that `weigh` leaves out for want of an advantage, weighed, and the number of left-out
-        tokens that each of its tokens stands for in metrics. None if there is no such row, or if none contributes.
+        """A sample of the rows that `weigh` leaves out because they have no advantage, weighed, and the number of
+        left-out tokens that each of its tokens stands for in metrics. None if there is no such row, or if none
+        contributes.
 
-        They take a pass without gradient: with one for `LEARNED_PER_WATCHED` rows, about 1 % of the update.
+        They take a pass without gradient: with one for `LEARNED_PER_MEASURED_ROW` rows, about 1 % of the update.
         """
         used = self._contributing(batch)
         left_out = (batch.loss_mask.any(1) & ~used).nonzero().squeeze(1)
-        count = min(len(left_out), -(-int(used.sum()) // LEARNED_PER_WATCHED))
+        count = min(len(left_out), -(-int(used.sum()) // LEARNED_PER_MEASURED_ROW))
         if not count:
             return None
         rows = left_out[(torch.arange(count) * len(left_out) + len(left_out) // 2) // count]  # evenly spaced
@@ -140,8 +141,8 @@ class PolicyObjective:
     def _contributing(self, batch: TrainingBatch) -> Tensor:
         """(B,) bool: rows that the loss and its gradient depend on."""
         used = batch.loss_mask
-        of_all = self.kl_loss_coef or self.wants_entropy or self.distills
-        if not of_all and self.zero_at_zero_advantage:
+        all_rows_contribute = self.kl_loss_coef or self.wants_entropy or self.distills
+        if not all_rows_contribute and self.zero_at_zero_advantage:
             assert batch.advantages is not None
             used = used & (batch.advantages != 0)
         return used.any(1)
@@ -158,11 +159,11 @@ class PolicyObjective:
         assert batch.loss_weights is not None
         inputs = self._inputs(logprobs, batch)
         losses = self.policy_loss(inputs)
-        numbers = {name: batch.pick(values) for name, values in measured(self.policy_loss, inputs).items()}
+        token_metrics = {name: batch.pick(values) for name, values in measured(self.policy_loss, inputs).items()}
         if self.correction:
-            left = correct(inputs.old_logprobs, inputs.rollout_logprobs, inputs.mask, self.correction)
-            losses = torch.where(left.mask, losses * left.weights, 0.0)
-            numbers |= left.numbers
+            correction = correct(inputs.old_logprobs, inputs.rollout_logprobs, inputs.mask, self.correction)
+            losses = torch.where(correction.mask, losses * correction.weights, 0.0)
+            token_metrics |= correction.numbers
         loss = _weighted_sum(losses, batch.loss_weights)
         parts = {"policy_loss": loss.detach()}
         if self.kl_loss_coef:
@@ -173,7 +174,7 @@ class PolicyObjective:
         if self.wants_entropy:
             assert entropy is not None and batch.entropy_weights is not None
             loss = loss - self.entropy_loss_coef * _weighted_sum(entropy, batch.entropy_weights)
-        return loss, parts | {"final_loss": loss.detach()}, numbers
+        return loss, parts | {"final_loss": loss.detach()}, token_metrics
 
     def _inputs(self, logprobs: Tensor, batch: TrainingBatch) -> LossInputs:
         assert batch.advantages is not None and batch.loss_weights is not None
@@ -214,7 +215,7 @@ def policy_objective(
         kl_estimator=algorithm.kl_estimator_type,
         entropy_loss_coef=algorithm.entropy_loss_coef if algorithm.use_entropy_loss else 0.0,
         distills=has_teacher and algorithm.distillation.type == "loss",
-        reduction=Summed() if facts.learns_from_pairs else reduction,
+        reduction=UnitWeights() if facts.learns_from_pairs else reduction,
         correction=off_policy_correction(algorithm.off_policy_correction),
     )
 
@@ -248,16 +249,16 @@ def policy_loss(algorithm: AlgorithmConfig, reduction: Reduction | None = None) 
     verl's form that does not suit the reduction.
     """
     if algorithm.policy_loss_type not in POLICY_LOSSES:
-        own: PolicyLoss = PolicyLossRegistry.object(algorithm.policy_loss_type, algorithm.policy_loss)
-        form = form_of(own, LOSS_FORMS)
+        user_loss: PolicyLoss = PolicyLossRegistry.object(algorithm.policy_loss_type, algorithm.policy_loss)
+        form = form_of(user_loss, LOSS_FORMS)
         if form is None:
-            return tried_per_token(own)
+            return checked_per_token_loss(user_loss)
         weigh = reduction or Reduction(name=algorithm.loss_reduction, max_seq_len=algorithm.max_seq_len)
-        return tried_loss(ReducedLoss(function=own, form=form, algorithm=algorithm), weigh)
+        return checked_loss(ReducedLoss(function=user_loss, form=form, algorithm=algorithm), weigh)
     facts = loss_facts(algorithm)
     settings = {name: getattr(algorithm, name) for name in facts.fields}
     if facts.table:
         table = getattr(algorithm, facts.table)
         settings |= {name: getattr(table, name) for name in fields_of(type(table))}
-    loss: PolicyLoss = built_in(f"skyrl.algorithms.{facts.made_by}")(**settings)
+    loss: PolicyLoss = load_builtin(f"skyrl.algorithms.{facts.made_by}")(**settings)
     return loss

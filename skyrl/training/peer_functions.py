@@ -230,7 +230,7 @@ class PeerEstimator:
         return answers.put_back(torch.where(mask, advantages.float(), 0.0), batch.loss_mask.shape[1])
 
 
-def tried_estimator(estimator: PeerEstimator) -> PeerEstimator:
+def checked_estimator(estimator: PeerEstimator) -> PeerEstimator:
     """The estimator, after a call with a small batch. Raises `ConfigError` if that fails."""
     batch = _small_batch()
     try:
@@ -240,7 +240,7 @@ def tried_estimator(estimator: PeerEstimator) -> PeerEstimator:
     return estimator
 
 
-def tried_loss(loss: ReducedLoss, weigh: Callable[[TrainingBatch], Tensor]) -> ReducedLoss:
+def checked_loss(loss: ReducedLoss, weigh: Callable[[TrainingBatch], Tensor]) -> ReducedLoss:
     """The loss, with its reduction found by calls with a small batch, whole and in parts, whose tokens get the weights
     `weigh(batch)`. Raises `ConfigError` if it fails, or if its result depends on how a mini-batch is cut.
     """
@@ -264,7 +264,7 @@ def tried_loss(loss: ReducedLoss, weigh: Callable[[TrainingBatch], Tensor]) -> R
     raise ConfigError([Problem(path="trainer.algorithm.policy_loss_type", message=message, hint=hint)])
 
 
-def tried_per_token(loss: PolicyLoss) -> PolicyLoss:
+def checked_per_token_loss(loss: PolicyLoss) -> PolicyLoss:
     """The loss, after a call with a small batch. Raises `ConfigError` if it fails, or gives something else than one
     number for each token that depends on the log-probabilities.
     """

@@ -139,7 +139,7 @@ async def test_metrics_cover_the_rows_that_are_not_learned(
     algorithm: dict[str, Any], nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows without an advantage take no part in the update. Measured in full, they count as if they did."""
-    monkeypatch.setattr(objective, "LEARNED_PER_WATCHED", 1)
+    monkeypatch.setattr(objective, "LEARNED_PER_MEASURED_ROW", 1)
     trainer = config(
         nano, tmp_path, **{f"trainer__algorithm__{name}": value for name, value in algorithm.items()}
     ).trainer

@@ -8,7 +8,7 @@ import attrs
 
 from skyrl.config.foundation.peer_signatures import ESTIMATOR_FORMS, LOSS_FORMS, form_of, parameters_of
 from skyrl.config.settings.algorithm import AlgorithmConfig
-from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS, OWN_ESTIMATOR, EstimatorFacts
+from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS, USER_ESTIMATOR, EstimatorFacts
 from skyrl.config.settings.losses import POLICY_LOSSES, USER_LOSS, LossFacts
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLossRegistry
 
@@ -57,10 +57,10 @@ def _peer_loss_facts(own: object) -> LossFacts:
 
 
 def _peer_estimator_facts(own: object) -> EstimatorFacts:
-    """Facts by the parameters of an estimator in another system's signature; `OWN_ESTIMATOR` for skyrl's own."""
+    """Facts by the parameters of an estimator in another system's signature; `USER_ESTIMATOR` for skyrl's own."""
     form = None if own is None else form_of(own, ESTIMATOR_FORMS)
     if form is None:
-        return OWN_ESTIMATOR
+        return USER_ESTIMATOR
     names = _names(own)
     return EstimatorFacts(
         fields=tuple(field for field, parameters in _READ.items() if parameters & names or "config" in names),

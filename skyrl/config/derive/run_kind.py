@@ -9,7 +9,7 @@ from attrs import frozen
 
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.foundation.entry import RunConfig
-from skyrl.config.foundation.import_paths import built_in
+from skyrl.config.foundation.import_paths import load_builtin
 from skyrl.planning.topology import Sizes
 from skyrl.tree.rules import Check, Effect, Rule
 
@@ -83,20 +83,20 @@ class RunKind:
 
     def experiment_class(self) -> type[object]:
         """The experiment class, imported by this call."""
-        cls: type[object] = built_in(self.experiment)
+        cls: type[object] = load_builtin(self.experiment)
         return cls
 
     def row_reader(self) -> Callable[..., Any]:
         """The function that makes a reader of its rows, imported by this call."""
-        reader: Callable[..., Any] = built_in(self.reader)
+        reader: Callable[..., Any] = load_builtin(self.reader)
         return reader
 
     def preflight_checks(self) -> tuple[Check[Any], ...]:
         """The checks of the machine, imported by this call."""
-        checks: tuple[Check[Any], ...] = built_in(self.preflight)
+        checks: tuple[Check[Any], ...] = load_builtin(self.preflight)
         return checks
 
     def doctor_checks(self) -> tuple[Check[Any], ...]:
         """The checks of `skyrl doctor`, imported by this call."""
-        checks: tuple[Check[Any], ...] = built_in(self.doctor)
+        checks: tuple[Check[Any], ...] = load_builtin(self.doctor)
         return checks

@@ -15,7 +15,7 @@ from skyrl.config.foundation.reasoning_tasks import REASONING_GYM
 from skyrl.tree.imports import import_object
 
 
-def built_in(path: str) -> Any:
+def load_builtin(path: str) -> Any:
     """The object of this package that a table of facts names as "module:name": the tables import nothing above them."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)

@@ -34,7 +34,7 @@ from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.derive.sizes import sizes_of
 from skyrl.config.effects.rl_effects import EFFECTS
 from skyrl.config.foundation.entry import RunConfig
-from skyrl.config.foundation.import_paths import built_in
+from skyrl.config.foundation.import_paths import load_builtin
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.tree.classes import fields_of
 
@@ -79,7 +79,7 @@ KINDS: Mapping[str, str] = {
 @cache
 def kind_named(name: str) -> RunKind:
     """The kind of run with this name. Raises `KeyError` for a kind that does not exist."""
-    kind: RunKind = built_in(KINDS[name])
+    kind: RunKind = load_builtin(KINDS[name])
     return kind
 
 

@@ -15,7 +15,7 @@ import attrs
 class EstimatorFacts:
     """Facts about an advantage estimator.
 
-    A user's estimator declares what differs from `OWN_ESTIMATOR` as attributes of its class, under the same names.
+    A user's estimator declares what differs from `USER_ESTIMATOR` as attributes of its class, under the same names.
     """
 
     fields: tuple[str, ...] = ()
@@ -47,5 +47,5 @@ ADVANTAGE_ESTIMATORS: Mapping[str, EstimatorFacts] = {
 }
 """Facts about each built-in estimator, keyed by the value of `advantage_estimator`."""
 
-OWN_ESTIMATOR = EstimatorFacts(reads_values=None)
+USER_ESTIMATOR = EstimatorFacts(reads_values=None)
 """Facts assumed of a user's estimator that declares none."""

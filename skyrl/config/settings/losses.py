@@ -237,12 +237,12 @@ class LossFacts:
 _CLIP = ("eps_clip_low", "eps_clip_high")
 
 
-def _cispo_compares(cispo: CISPOConfig) -> Mapping[str, Any]:
+def _cispo_facts(cispo: CISPOConfig) -> Mapping[str, Any]:
     by_engine = cispo.cispo_anchor == "rollout"
     return {"reads_old_logprobs": not by_engine, "reads_rollout_logprobs": by_engine}
 
 
-def _decoupled_clips(decoupled: DecoupledConfig) -> Mapping[str, Any]:
+def _decoupled_facts(decoupled: DecoupledConfig) -> Mapping[str, Any]:
     return {"fields": (*_CLIP, "clip_ratio_c")} if decoupled.dual_clip else {}
 
 
@@ -258,7 +258,7 @@ POLICY_LOSSES: Mapping[str, LossFacts] = {
         made_by="clipped_losses:GMPOLoss", table="gmpo", of_whole_answers=True, zero_at_zero_advantage=True
     ),
     "cispo": LossFacts(
-        made_by="clipped_losses:CISPOLoss", table="cispo", zero_at_zero_advantage=True, by_settings=_cispo_compares
+        made_by="clipped_losses:CISPOLoss", table="cispo", zero_at_zero_advantage=True, by_settings=_cispo_facts
     ),
     "sapo": LossFacts(
         made_by="clipped_losses:SAPOLoss", table="sapo", of_whole_answers=True, zero_at_zero_advantage=True
@@ -287,7 +287,7 @@ POLICY_LOSSES: Mapping[str, LossFacts] = {
         fields=_CLIP,
         reads_rollout_logprobs=True,
         zero_at_zero_advantage=True,
-        by_settings=_decoupled_clips,
+        by_settings=_decoupled_facts,
     ),
     "importance_sampling": LossFacts(made_by="rollout_losses:ImportanceSamplingLoss", zero_at_zero_advantage=True),
     "cross_entropy": LossFacts(made_by="rollout_losses:CrossEntropyLoss", reads_old_logprobs=False),

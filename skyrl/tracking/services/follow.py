@@ -20,7 +20,7 @@ from typing import TextIO, cast
 
 import attrs
 
-from skyrl.config.foundation.import_paths import built_in
+from skyrl.config.foundation.import_paths import load_builtin
 from skyrl.config.settings.trackers import TRACKERS
 from skyrl.processes.redaction import RedactedStream
 from skyrl.storage.json_files import GrowingLines
@@ -56,7 +56,7 @@ class Delivery:
 
     def _open(self) -> Service:
         run, known = self._run, Known.read(self._run.state_file)
-        service: Service = built_in(TRACKERS[run.service].made_by).of_run(run, known)
+        service: Service = load_builtin(TRACKERS[run.service].made_by).of_run(run, known)
         first, last = run.first_step, service.known.step
         if first is not None and first < last and not service.rewind(first):
             service.known = attrs.evolve(service.known, lost=(*service.known.lost, f"{first + 1}-{last}"))
