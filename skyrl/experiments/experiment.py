@@ -158,7 +158,9 @@ class BaseExp:
     @cached_property
     def saving(self) -> CheckpointManager:
         """Writes and reads checkpoints of the models that change."""
-        return CheckpointManager(self.cfg, self.checkpoints, self.changing, self.time_sharing, self.folder, self.last)
+        return CheckpointManager(
+            self.cfg, self.checkpoints, self.checkpointed_models, self.time_sharing, self.folder, self.last
+        )
 
     @property
     def total_steps(self) -> int:
@@ -171,7 +173,7 @@ class BaseExp:
         raise TypeError(f"{type(self).__name__} does not define learners")
 
     @property
-    def changing(self) -> Mapping[str, ScorerGroup[ModelWorker]]:
+    def checkpointed_models(self) -> Mapping[str, ScorerGroup[ModelWorker]]:
         """The models that a checkpoint holds."""
         return self.learners
 

@@ -120,21 +120,21 @@ def synthetic_labelled(run: SupervisedConfig, tokens: int, vocabulary: int) -> T
     return TokenizedRows(rows=tuple(rows), tally=sequences.tally)
 
 
-def verdict(run: SkyRLTrainConfig, records: Iterable[Mapping[str, Any]]) -> str:
+def fit_report(run: SkyRLTrainConfig, records: Iterable[Mapping[str, Any]]) -> str:
     """Sentence about finished made-up steps: that they fit, and how long they took."""
     prompt, answer = longest_row(run)
     samples = run.trainer.train_batch_size * run.generator.n_samples_per_prompt
     rows, steps = f"{samples:,} samples of {prompt:,} + {answer:,} tokens", run.trainer.num_dummy_steps
-    return _verdict(steps, rows, records, " without sampling", "trainer.num_dummy_steps")
+    return _fit_report(steps, rows, records, " without sampling", "trainer.num_dummy_steps")
 
 
-def supervised_verdict(run: SupervisedConfig, tokens: int, records: Iterable[Mapping[str, Any]]) -> str:
+def supervised_fit_report(run: SupervisedConfig, tokens: int, records: Iterable[Mapping[str, Any]]) -> str:
     """The same sentence about a supervised run with rows of `tokens` tokens."""
     rows = f"{run.batch_size * run.rows_of_an_item:,} rows of {tokens:,} tokens"
-    return _verdict(run.num_dummy_steps, rows, records, "", "num_dummy_steps")
+    return _fit_report(run.num_dummy_steps, rows, records, "", "num_dummy_steps")
 
 
-def _verdict(steps: int, rows: str, records: Iterable[Mapping[str, Any]], without: str, field: str) -> str:
+def _fit_report(steps: int, rows: str, records: Iterable[Mapping[str, Any]], without: str, field: str) -> str:
     seconds = mean(record["timing/step"] for record in records if "timing/step" in record)
     return (
         f"{steps} made-up step{'s' * (steps != 1)} of {rows} fit, in {seconds:.1f} s each{without}. "

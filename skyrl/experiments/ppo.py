@@ -41,7 +41,7 @@ from skyrl.experiments.collaborators import (
     rollout_parity,
     weight_transport,
 )
-from skyrl.experiments.full_length import full_length_rollouts, probe_run, verdict
+from skyrl.experiments.full_length import fit_report, full_length_rollouts, probe_run
 from skyrl.experiments.policy_sampling import PolicySampling
 from skyrl.experiments.sampling import prompt_cursor, sampled_rollouts, steps_that_prompts_fill, stream_cursor
 from skyrl.learners.ranks import Ranks
@@ -183,7 +183,7 @@ class BasePPOExp(PolicySampling):
         return {name: learner for name, learner in models.items() if learner is not None}
 
     @property
-    def changing(self) -> dict[str, ScorerGroup[ModelWorker]]:
+    def checkpointed_models(self) -> dict[str, ScorerGroup[ModelWorker]]:
         """The models that a checkpoint holds: those that learn, and a reference or a teacher that follows them."""
         models: dict[str, ScorerGroup[ModelWorker]] = {**self.learners}
         if self.reference and self.cfg.trainer.update_ref_every_epoch:
@@ -278,18 +278,18 @@ class BasePPOExp(PolicySampling):
             partial(CriticWorker, trainer, self.total_steps * updates, ranks=ranks) for ranks in self._ranks("critic")
         ]
         ranks, replicas = self.processes.start("critic", makers), replicas_of(self.cfg, "critic")
-        kind = NormalizedCritic if trainer.algorithm.normalize_values else LearnerGroup[CriticWorker]
-        return kind(ranks, token_budget(trainer), replicas=replicas)
+        group_class = NormalizedCritic if trainer.algorithm.normalize_values else LearnerGroup[CriticWorker]
+        return group_class(ranks, token_budget(trainer), replicas=replicas)
 
     def get_hints(self) -> Hints | None:
         """Puts hints into the prompts that the teacher reads, if there are any."""
         settings, trainer = self.cfg.trainer.algorithm.distillation.hint, self.cfg.trainer
         if not distills(self.cfg) or settings.source == "none" or trainer.num_dummy_steps:
             return None
-        tables = [trainer.teacher.of(path) for path in trainer.teacher.local_paths]
+        teacher_configs = [trainer.teacher.of(path) for path in trainer.teacher.local_paths]
         limits = [
             max_positions(str(table.model.path), learner_overrides(trainer, table))
-            for table in tables or (trainer.policy,)
+            for table in teacher_configs or (trainer.policy,)
         ]
         positions = min((length for length in limits if length is not None), default=None)
         arguments = self.cfg.generator.chat_template_kwargs
@@ -365,28 +365,30 @@ class BasePPOExp(PolicySampling):
         return [self.sample_sink, *dumps, *recording]
 
     def get_trainer(self, rollouts: Rollouts, sync: WeightSync | NoEngines) -> PPOTrainer:
-        """The algorithm with its collaborators. The layers of every call are listed here, the outermost first."""
-        turns, clock, algorithm = self.time_sharing, self.clock, self.cfg.trainer.algorithm
-        shaping, numbers, parity = reward_shaping(algorithm), FiniteNumbers(), rollout_parity(self.cfg)
+        """The algorithm with its collaborators, and the layers of every call. The first argument of `layered` is the
+        method, in its innermost layers; the others follow, the outermost first.
+        """
+        sharing, clock, algorithm = self.time_sharing, self.clock, self.cfg.trainer.algorithm
+        shaping, finite_check, parity = reward_shaping(algorithm), FiniteNumbers(), rollout_parity(self.cfg)
         pairs = ranked_pairs_of(self.cfg.trainer)
-        estimate = pairs.marks if pairs else advantages_of(self.cfg.trainer)
+        estimate_advantages = pairs.pair_counts if pairs else advantages_of(self.cfg.trainer)
         position = RolloutPosition(rollouts, shaping)
         sinks = self.get_sinks()
         without_digests = all(isinstance(sink, SampleSink | BatchDump) for sink in sinks)
-        digests = {} if without_digests else weight_digests_of(self.learners, turns)
+        digests = {} if without_digests else weight_digests_of(self.learners, sharing)
         trace = StepTrace(sinks, rollouts, digests, clock)
         interruptible = in_context(self.shutdown.interruptible)
         profiled = ProfiledSteps(self.cfg.trainer.profile_steps, self.folder.profile)
 
         ended = partial(endings, config=self.cfg.generator, agent=self.cfg.environment.agent)
         samples = self.folder.path / "trajectories.jsonl"
-        constant = ConstantRewards(notice, samples, steps=min(STEPS, self.total_steps), endings=ended)
+        constant_reward_warning = ConstantRewards(notice, samples, steps=min(STEPS, self.total_steps), endings=ended)
 
         def score(name: str, model: ScorerGroup[ModelWorker], timing: str) -> Call[[TrainingBatch], Tensor]:
             return self._scoring(name, model.score, timing)
 
         def learner(name: str, model: LearnerGroup[LearningWorker], scoring: str, learning: str) -> LayeredLearner:
-            turn = run_before(partial(turns.for_learning, name))
+            on_device = run_before(partial(sharing.for_learning, name))
             measured = in_context(partial(clock.measure, learning))
             return LayeredLearner(
                 score=score(name, model, scoring),
@@ -394,13 +396,15 @@ class BasePPOExp(PolicySampling):
                     parity.around(model.forward_backward),
                     profiled.around(model),
                     measured,
-                    turn,
-                    on_result=[trace.passed(name)],
+                    on_device,
+                    on_result=[trace.on_forward_backward(name)],
                 ),
-                optimizer_step=layered(model.optimizer_step, measured, turn, on_result=[trace.stepped(name)]),
+                optimizer_step=layered(
+                    model.optimizer_step, measured, on_device, on_result=[trace.on_optimizer_step(name)]
+                ),
             )
 
-        def recorded(groups: Sequence[TrajectoryGroup], version: int) -> None:
+        def keep_samples(groups: Sequence[TrajectoryGroup], version: int) -> None:
             self._record_samples(version + 1, groups)
 
         teacher = self._teacher_of_rows() if distills(self.cfg) else None
@@ -414,11 +418,11 @@ class BasePPOExp(PolicySampling):
                     in_context(partial(clock.measure, "generate")),
                     run_before(partial(self._ready_to_sample, sync)),
                     on_result=[
-                        numbers.arrived,
+                        finite_check.remember_groups,
                         position.count,
-                        constant.count,
+                        constant_reward_warning.count,
                         parity.sampled,
-                        recorded,
+                        keep_samples,
                         trace.sampled,
                         profiled.sampled,
                         self.callbacks.rollouts,
@@ -437,29 +441,29 @@ class BasePPOExp(PolicySampling):
                     sync.publish,
                     trace.before_publishing,
                     in_context(partial(clock.measure, "sync_weights")),
-                    run_before(partial(turns.for_transfer, "policy")),
+                    run_before(partial(sharing.for_transfer, "policy")),
                     on_result=[self.callbacks.weights_sent],
                 )
             ),
-            shape=trace.shaping(numbers.shaping(shaping)),
-            estimate=trace.estimating(numbers.estimating(estimate)),
+            shape_rewards=trace.traced_shaping(finite_check.finite_shaping(shaping)),
+            estimate_advantages=trace.traced_estimator(finite_check.finite_estimator(estimate_advantages)),
             pairs=pairs,
-            targets=trace.returning(critic_targets(algorithm)),
+            critic_targets=trace.traced_targets(critic_targets(algorithm)),
             position=position,
         )
 
     def _scoring(self, name: str, call: Call[P, R], timing: str) -> Call[P, R]:
         """A call that scores a batch by the model `name`, with its turn on the devices and its time."""
-        turn = run_before(partial(self.time_sharing.for_scoring, name))
+        on_device = run_before(partial(self.time_sharing.for_scoring, name))
         measured = in_context(partial(self.clock.measure, timing))
-        return layered(call, in_context(self.shutdown.interruptible), measured, turn)
+        return layered(call, in_context(self.shutdown.interruptible), measured, on_device)
 
     def _teacher_of_rows(self) -> Teacher:
         """Puts the scores of teachers into the rows of a batch."""
         algorithm, settings = self.cfg.trainer.algorithm, self.cfg.trainer.teacher
         ready, names = self.time_sharing.for_scoring, hidden_of_teachers(settings)
         local: dict[str | None, Scoring] = {
-            path: LocalTeacher(model=model, ready=partial(ready, self._turn_of(path)), hidden_name=names[path])
+            path: LocalTeacher(model=model, ready=partial(ready, self._device_name_of(path)), hidden_name=names[path])
             for path, model in self.local_teachers.items()
         }
         default = self.served_teachers.get(None) or local.get(settings.model.path)
@@ -482,7 +486,7 @@ class BasePPOExp(PolicySampling):
 
     def _teachers_by_turn(self) -> dict[str, ScorerGroup[TeacherWorker]]:
         """The local teachers by their names among the models that take turns on the devices."""
-        return {self._turn_of(path): teacher for path, teacher in self.local_teachers.items()}
+        return {self._device_name_of(path): teacher for path, teacher in self.local_teachers.items()}
 
     def get_loop(self, tracker: Tracker) -> TrainingLoop:
         """The training loop around the trainer, with the hooks that run before and after a step."""
@@ -525,7 +529,7 @@ class BasePPOExp(PolicySampling):
     def _with_engine_replacement(
         self, method: Callable[P, Awaitable[R]], sync: WeightSync | NoEngines
     ) -> Callable[P, Awaitable[R]]:
-        """`method`, which samples, made to continue after its last engine died and was restarted."""
+        """`method`, which samples; when its last engine has died and was restarted, it continues on the new one."""
         if not isinstance(sync, WeightSync):
             return method
 
@@ -557,7 +561,7 @@ class BasePPOExp(PolicySampling):
         path = str(self.cfg.trainer.teacher.model.path)
         with self.clock.measure("update_teacher_with_policy"):
             async with self._stored_policy() as weights:
-                await self.time_sharing.for_scoring(self._turn_of(path))
+                await self.time_sharing.for_scoring(self._device_name_of(path))
                 await self.local_teachers[path].mix(weights, settings.teacher_update_rate)
 
     @asynccontextmanager
@@ -569,7 +573,7 @@ class BasePPOExp(PolicySampling):
             files = await self.policy.export_weights(WeightFiles(storage=storage, folder="policy"))
             yield StoredTensors(storage, "policy", files)
 
-    def _turn_of(self, path: str) -> str:
+    def _device_name_of(self, path: str) -> str:
         """The name of a local teacher among the models that take turns on the devices."""
         return TEACHER.name if path == self.cfg.trainer.teacher.model.path else f"{TEACHER.name} {path}"
 
@@ -631,7 +635,7 @@ class BasePPOExp(PolicySampling):
     async def finish(self) -> None:
         """Write the trained model and draw the reward curve; for made-up samples, report that they fit."""
         if self.cfg.trainer.num_dummy_steps:
-            notice(verdict(self.cfg, self.folder.metrics.read()))
+            notice(fit_report(self.cfg, self.folder.metrics.read()))
             return
         await super().finish()
         self.folder.draw_curve(redacted(self.cfg.trainer.folder("run_path")))

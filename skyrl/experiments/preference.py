@@ -130,7 +130,7 @@ class PreferenceExp(SupervisedExp):
         return self.cfg.compares and self.cfg.sync_ref_model
 
     @property
-    def changing(self) -> Mapping[str, ScorerGroup[ModelWorker]]:
+    def checkpointed_models(self) -> Mapping[str, ScorerGroup[ModelWorker]]:
         """The models that a checkpoint holds: the policy, and a reference that moves."""
         return {**self.learners, **({"ref": self.reference} if self.moves_reference else {})}
 

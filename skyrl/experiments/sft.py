@@ -34,7 +34,7 @@ from skyrl.errors import DataError
 from skyrl.experiments import teachers
 from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.exports import chat_tokenizer, export_of, new_turn_end
-from skyrl.experiments.full_length import supervised_verdict, supervised_without_traces, synthetic_sequences
+from skyrl.experiments.full_length import supervised_fit_report, supervised_without_traces, synthetic_sequences
 from skyrl.experiments.samplers import SampledRows, sampler_of
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.ranks import Ranks
@@ -302,7 +302,7 @@ class SupervisedExp(BaseExp):
     async def finish(self) -> None:
         """Write the trained model; for made-up rows, report that they fit."""
         if self.cfg.num_dummy_steps:
-            notice(supervised_verdict(self.cfg, self.max_length, self.folder.metrics.read()))
+            notice(supervised_fit_report(self.cfg, self.max_length, self.folder.metrics.read()))
             return
         await super().finish()
 

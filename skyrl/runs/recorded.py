@@ -15,7 +15,7 @@ from skyrl.errors import DataError
 from skyrl.installation import __version__
 from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker
-from skyrl.tracking.recording import FOLDER, Recording, Sampled
+from skyrl.tracking.recording import FOLDER, Recording, SampledBatch
 from skyrl.training.step_trace import Digests, weight_digests
 from skyrl.training.time_sharing import TimeSharing
 from skyrl.trajectory import TrajectoryGroup
@@ -46,7 +46,7 @@ class RecordedRollouts:
     def __init__(self, recording: Recording, prompts: int) -> None:
         """`prompts` is the number of groups that a batch must have."""
         self._recording, self._prompts = recording, prompts
-        self._last = Sampled(groups=())
+        self._last = SampledBatch(groups=())
 
     async def next_batch(self, version: int) -> tuple[TrajectoryGroup, ...]:
         """The groups sampled by weights of this version. Raises `DataError`."""

@@ -22,7 +22,7 @@ from skyrl.experiments.ppo import BasePPOExp
 from skyrl.runs.recorded import made_with
 from skyrl.runs.stored_runs import checkpoints_of, stored_run
 from skyrl.tools.comparing import Difference, differences_of_computing
-from skyrl.tracking.recording import Computed, Sampled
+from skyrl.tracking.recording import Computed, SampledBatch
 from skyrl.tracking.tracker import Trackers
 from skyrl.training.step_trace import Sink
 from skyrl.trajectory import TrajectoryGroup
@@ -44,7 +44,7 @@ class _ComputedSink:
 
     computed: list[Computed] = field(factory=list)
 
-    def write_sampled(self, step: int, sampled: Sampled) -> None:
+    def write_sampled(self, step: int, sampled: SampledBatch) -> None:
         """Does nothing: the samples are already recorded."""
 
     def write_computed(self, computed: Computed) -> None:

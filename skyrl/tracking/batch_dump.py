@@ -7,7 +7,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from skyrl.errors import RunError
-from skyrl.tracking.recording import Computed, Sampled, write_tensors
+from skyrl.tracking.recording import Computed, SampledBatch, write_tensors
 
 
 class BatchDump:
@@ -19,7 +19,7 @@ class BatchDump:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def write_sampled(self, step: int, sampled: Sampled) -> None:
+    def write_sampled(self, step: int, sampled: SampledBatch) -> None:
         """Does nothing: the samples are in the run's folder."""
 
     def write_computed(self, computed: Computed) -> None:

@@ -44,7 +44,7 @@ _LAST = ".json"
 
 
 @frozen(kw_only=True)
-class Sampled:
+class SampledBatch:
     """Input of the trainer in one step."""
 
     groups: tuple[TrajectoryGroup, ...]
@@ -110,7 +110,7 @@ class Recording:
             raise DataError(f"{path} has format {about.get('schema')}, but this version reads format {SCHEMA}")
         return about
 
-    def write_sampled(self, step: int, sampled: Sampled) -> None:
+    def write_sampled(self, step: int, sampled: SampledBatch) -> None:
         """Write the batch of a step. Raises `RunError` if it cannot be written."""
         head = {"step": step, "epoch": sampled.epoch, "groups": len(sampled.groups), "metrics": _plain(sampled.metrics)}
         lines = [
@@ -146,7 +146,7 @@ class Recording:
         names = (_STEP.fullmatch(path.name) for path in self.folder.glob(f"step_*{_LAST}"))
         return sorted(int(name[1]) for name in names if name)
 
-    def sampled(self, step: int) -> Sampled:
+    def sampled(self, step: int) -> SampledBatch:
         """The batch of a step. Raises `DataError`, which names the file and line, if it is incomplete."""
         self._expect(step)
         plain = self._path(step, ".jsonl")
@@ -156,7 +156,7 @@ class Recording:
             head, *groups = rows
             if len(groups) != head["groups"]:
                 raise DataError(f"{path} contains {len(groups)} of {head['groups']} groups: it is incomplete")
-            return Sampled(
+            return SampledBatch(
                 groups=tuple(_group(path, number, row) for number, row in enumerate(groups, 2)),
                 metrics={name: float(value) for name, value in head["metrics"].items()},
                 epoch=head["epoch"],

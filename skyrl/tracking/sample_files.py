@@ -19,7 +19,7 @@ from itertools import accumulate
 import numpy as np
 
 from skyrl.tracking.jsonlines import JsonLines, sample_record
-from skyrl.tracking.recording import Computed, Sampled
+from skyrl.tracking.recording import Computed, SampledBatch
 from skyrl.tracking.token_file import COMPUTED, KeptGroup, TokenFiles
 from skyrl.trajectory import TrajectoryGroup
 
@@ -115,7 +115,7 @@ class SampleSink:
         self._pending = step, kept
         self._files.submit(partial(self._write_lines, step, kept))
 
-    def write_sampled(self, step: int, sampled: Sampled) -> None:
+    def write_sampled(self, step: int, sampled: SampledBatch) -> None:
         """Does nothing: the batch is passed to `keep`, which a subclass of the experiment may override."""
 
     def write_computed(self, computed: Computed) -> None:

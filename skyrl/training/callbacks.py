@@ -90,7 +90,7 @@ class Callback:
 
     def on_save(self, state: TrainingState, control: Control) -> None:
         """A checkpoint of this step was taken, with the state of the callbacks. With `async_ckpt_save`, its files may
-        still be being written. A stop that is asked for here is not in it: a resumed run goes on.
+        still be being written. A stop that is asked for here is not stored in it: a resumed run continues.
         """
 
     def state_dict(self) -> Mapping[str, Any]:

@@ -21,13 +21,11 @@ from skyrl.models.routers import joined_choices
 from skyrl.trajectory import RowArray, TokenRow, Trajectory, TrajectoryGroup
 
 
-def collate(
-    groups: Sequence[TrajectoryGroup], version: int = 0, *, equal_rewards_are_silent: bool = False
-) -> TrainingBatch:
-    """One row for each step of each sample, in the order of the groups: prompt, response, padding on the right.
+def collate(groups: Sequence[TrajectoryGroup], version: int = 0, *, masks_zero_variance: bool = False) -> TrainingBatch:
+    """One row for each `TokenRow` of each sample, in the order of the groups: prompt, response, padding on the right.
     `version` is that of the policy's weights.
 
-    Raises `RunError` if every answer was cut off and none may be trained on. With `equal_rewards_are_silent`
+    Raises `RunError` if every answer was cut off and none may be trained on. With `masks_zero_variance`
     (`algorithm.zero_variance_filter`), that is no error if the rewards of each group are equal.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -57,7 +55,7 @@ def collate(
             trained = (token for token in range(turn.token, -1, -1) if row.loss_mask[token])
             rewards[index][len(row.prompt_ids) + next(trained, turn.token)] += turn.reward
     reasons = {trajectory.stop_reason for trajectory in trajectories}
-    filtered = equal_rewards_are_silent and all(len(set(group.rewards)) == 1 for group in groups)
+    filtered = masks_zero_variance and all(len(set(group.rewards)) == 1 for group in groups)
     if not loss_mask.any() and "stop" not in reasons and not filtered:
         limits = {"length": "generator.sampling_params.max_generate_length", "context": "generator.max_input_length"}
         raise RunError(

@@ -21,13 +21,13 @@ def describe(groups: Sequence[TrajectoryGroup]) -> Metrics:
     if not counted:
         return measure(groups)
     of_groups = [group.rewards for group in counted]
-    rewards = [reward for own in of_groups for reward in own]
+    rewards = [reward for group_rewards in of_groups for reward in group_rewards]
     samples = max(len(group.trajectories) for group in counted)
     return {
         "reward/avg_raw_reward": fmean(rewards),
         "reward/mean_positive_reward": mean_positive([row for group in counted for row in group.trajectories]),
         f"reward/avg_pass_at_{samples}": pass_rate(counted),
-        "reward/zero_variance_groups": fmean(len(set(own)) == 1 for own in of_groups),
+        "reward/zero_variance_groups": fmean(len(set(group_rewards)) == 1 for group_rewards in of_groups),
         **measure(groups),
     }
 
@@ -57,7 +57,7 @@ def mean_positive(answers: Sequence[Trajectory]) -> float:
 
 
 def average(updates: Sequence[Mapping[str, float]]) -> Metrics:
-    """Mean of each metric over the optimizer steps of a batch; `skipped_updates` is their number.
+    """Mean of each metric over the optimizer steps of a batch; `skipped_updates` counts the skipped ones.
 
     Metrics of skipped steps are left out. If all steps were skipped, non-finite metrics are left out; without any step
     the result is empty.

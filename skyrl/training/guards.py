@@ -21,7 +21,7 @@ from skyrl.training.describe import Metrics
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
 
-Shape = Callable[[TrainingBatch], tuple[Tensor, Metrics]]
+ShapeRewards = Callable[[TrainingBatch], tuple[Tensor, Metrics]]
 """Reward shaping: rewards at tokens, (B, L), and metrics."""
 
 _TERMS = (
@@ -56,17 +56,17 @@ def refuse_non_finite(batch: TrainingBatch, groups: Sequence[TrajectoryGroup]) -
 class FiniteNumbers:
     """Wraps reward shaping and advantage estimation: a non-finite value raises `BatchError` before anything is learned.
 
-    It has to see each batch of groups first (`arrived`), to name the samples that a value belongs to.
+    It has to see each batch of groups first (`remember_groups`), to name the samples that a value belongs to.
     """
 
     def __init__(self) -> None:
         self._groups: Sequence[TrajectoryGroup] = ()
 
-    def arrived(self, groups: Sequence[TrajectoryGroup], version: int) -> None:
+    def remember_groups(self, groups: Sequence[TrajectoryGroup], version: int) -> None:
         """Remember the groups that the next batch is made from."""
         self._groups = groups
 
-    def shaping(self, shape: Shape) -> Shape:
+    def finite_shaping(self, shape: ShapeRewards) -> ShapeRewards:
         """`shape`, called only with finite rewards."""
 
         def shaped(batch: TrainingBatch) -> tuple[Tensor, Metrics]:
@@ -75,7 +75,7 @@ class FiniteNumbers:
 
         return shaped
 
-    def estimating(self, estimate: AdvantageEstimator) -> AdvantageEstimator:
+    def finite_estimator(self, estimate: AdvantageEstimator) -> AdvantageEstimator:
         """`estimate`, called only with finite values; its advantages must be finite, too."""
 
         def estimated(batch: TrainingBatch) -> Tensor:
@@ -96,11 +96,11 @@ class NonFiniteGuard:
         self._most_skipped, self._most_back = config.max_skipped_steps, config.max_roll_backs
         self._skipped = self._went_back = 0
 
-    def passed(self) -> None:
+    def step_succeeded(self) -> None:
         """Record a step without non-finite values."""
         self._skipped = 0
 
-    async def leave_out(self, error: NonFiniteError, before: Mapping[str, Any]) -> Metrics:
+    async def skip_step(self, error: NonFiniteError, before: Mapping[str, Any]) -> Metrics:
         """The step that raised `error` is skipped; `before` is the state of the trainer's position at its beginning.
 
         The engines get the unchanged weights as the next version. Raises `NonFiniteError` if steps may not be skipped,

@@ -84,14 +84,14 @@ class Position(Protocol):
         """Continue where `state` was taken. Raises `ResumeError` if the state belongs to other data."""
 
 
-class Stepper(Protocol):
+class Trainer(Protocol):
     """The interface of a trainer, as the loop uses it."""
 
     version: int
-    """Number of steps that the weights have been trained for. The loop counts them."""
+    """Number of training steps, skipped ones included; the loop counts them."""
 
     @property
-    def tokens(self) -> str:
+    def token_metric(self) -> str:
         """Metric that counts the tokens of a step."""
 
     @property
@@ -107,10 +107,10 @@ class Stepper(Protocol):
 class StepGuard(Protocol):
     """Decides how to continue after a non-finite value."""
 
-    def passed(self) -> None:
+    def step_succeeded(self) -> None:
         """Record a step without a non-finite value."""
 
-    async def leave_out(self, error: NonFiniteError, before: Mapping[str, Any]) -> Metrics:
+    async def skip_step(self, error: NonFiniteError, before: Mapping[str, Any]) -> Metrics:
         """Skip the step that raised; `before` is the state of the position at its beginning. Raises `NonFiniteError`
         if it may not be skipped.
         """
@@ -172,7 +172,7 @@ class TrainingLoop:
     def __init__(
         self,
         config: RunBasics,
-        trainer: Stepper,
+        trainer: Trainer,
         hooks: Hooks,
         *,
         total_steps: int,
@@ -187,11 +187,11 @@ class TrainingLoop:
         self._hooks, self._checkpoints, self._callbacks = hooks, checkpoints, hooks.callbacks
         self._callbacks.watch(trainer)
         self._evaluates_first = config.eval_before_train
-        self._saved = 0
-        self._before: dict[str, Any] | None = None  # the position at the beginning of the step in progress
-        self._unrecorded: Metrics | None = None  # metrics of a step whose evaluation has not finished
+        self._saved_version = 0
+        self._position_before_step: dict[str, Any] | None = None
+        self._metrics_awaiting_eval: Metrics | None = None  # metrics of a step whose evaluation has not finished
         self._longest_step = 0.0
-        self._collections = Collections()
+        self._garbage = Collections()
         self._triggers = {
             "evaluate": Trigger(config.eval_interval),
             "save": Trigger(config.ckpt_interval),
@@ -215,7 +215,7 @@ class TrainingLoop:
                         self.clock.total += seconds
                         metrics |= timings | {
                             "timing/all_steps": self.clock.total,
-                            "trainer/tokens_per_second": metrics.get(self.trainer.tokens, 0) / seconds,
+                            "trainer/tokens_per_second": metrics.get(self.trainer.token_metric, 0) / seconds,
                             "memory/process_bytes": float(resident_bytes()),
                         }
                         is_due = self._is_due("evaluate")
@@ -223,7 +223,7 @@ class TrainingLoop:
                         await self._conclude(metrics, evaluate=is_due or self._callbacks.control.should_evaluate)
                     except NonFiniteError as error:
                         await self._go_back(error)
-                    self._collections.between_steps()
+                    self._garbage.between_steps()
                 await self._checkpoints.finish()
             except Stopped as stop:
                 stopped = await self._saved_before_the_end(stop)
@@ -244,8 +244,8 @@ class TrainingLoop:
                 metrics, _ = self._raise_alarms(metrics)
                 self.tracker.log(0, metrics | self.clock.take())
             self.clock.take()
-        if self._unrecorded is not None:
-            await self._conclude(dict(self._unrecorded), evaluate=True)
+        if self._metrics_awaiting_eval is not None:
+            await self._conclude(dict(self._metrics_awaiting_eval), evaluate=True)
 
     async def step(self) -> Metrics:
         """One step of the trainer, skipped if the guard decides so; `version` counts it either way. Raises
@@ -254,28 +254,28 @@ class TrainingLoop:
         if self.shutdown.seconds_left < self._longest_step:
             self.shutdown.request_before_deadline()
         self.shutdown.check()
-        before = self._before = self.trainer.position.state()
+        before = self._position_before_step = self.trainer.position.state()
         self._callbacks.tell("on_step_begin")
         began = self.shutdown.now()
         with self.clock.measure("step"):
             try:
                 metrics = await self.trainer.step()
             except NonFiniteError as error:
-                metrics = await self._leave_out(error, before)
+                metrics = await self._skip_step(error, before)
             else:
                 if self._hooks.guard is not None:
-                    self._hooks.guard.passed()
+                    self._hooks.guard.step_succeeded()
             await self._refresh_reference()
             if self._hooks.after_step is not None:
                 await self._hooks.after_step(self.trainer.version + 1)
         self._longest_step = max(self._longest_step, self.shutdown.now() - began)
-        self.trainer.version, self._before = self.trainer.version + 1, None
+        self.trainer.version, self._position_before_step = self.trainer.version + 1, None
         return metrics | self.trainer.position.metrics() | {"trainer/global_step": self.trainer.version}
 
-    async def _leave_out(self, error: NonFiniteError, before: Mapping[str, Any]) -> Metrics:
+    async def _skip_step(self, error: NonFiniteError, before: Mapping[str, Any]) -> Metrics:
         if self._hooks.guard is None:
             raise error
-        return await self._hooks.guard.leave_out(error, before)
+        return await self._hooks.guard.skip_step(error, before)
 
     async def _refresh_reference(self) -> None:
         refresh = self._hooks.refresh_reference
@@ -302,10 +302,10 @@ class TrainingLoop:
     async def _conclude(self, metrics: Metrics, *, evaluate: bool) -> None:
         """Conclude a step: evaluation, record, export, checkpoint; every checkpoint has its record and export."""
         if evaluate:
-            self._unrecorded = metrics
+            self._metrics_awaiting_eval = metrics
             with self.shutdown.interruptible():
                 metrics = metrics | await self._evaluate()
-        self._unrecorded = None
+        self._metrics_awaiting_eval = None
         metrics, wants_saving = self._raise_alarms(metrics)
         self.tracker.log(self.trainer.version, metrics | self.clock.take())
         control = self._callbacks.control
@@ -314,8 +314,8 @@ class TrainingLoop:
         control.should_save = control.should_evaluate = False
         if self._is_due("export"):
             await self._hooks.export(self.trainer.version)
-        if save and self.trainer.version > self._saved:
-            await self._keep()
+        if save and self.trainer.version > self._saved_version:
+            await self._save()
 
     def _raise_alarms(self, metrics: Metrics) -> tuple[Metrics, bool]:
         """The metrics with an `alarm/<name>` for each alarm that they raise, and whether one asks for a checkpoint."""
@@ -326,19 +326,19 @@ class TrainingLoop:
         wants_saving = "save" in actions or ("stop" in actions and self._triggers["save"].ever)
         return metrics | {f"alarm/{alarm.name}": 1.0 for alarm in raised}, wants_saving
 
-    async def _keep(self) -> None:
+    async def _save(self) -> None:
         with self.clock.measure("save_checkpoints"):
             await self._checkpoints.save(self.trainer.version, self.state())
-        self._saved = self.trainer.version
+        self._saved_version = self.trainer.version
         self._callbacks.tell("on_save")
 
     async def _saved_before_the_end(self, stop: Stopped) -> Stopped:
-        """Save the last step if checkpoints are enabled; it is reported as saved only once it is."""
+        """Save the last step if checkpoints are enabled, and report it as saved only after its files are written."""
         version = self.trainer.version
-        if version > self._saved and self._triggers["save"].ever:
-            await self._keep()
+        if version > self._saved_version and self._triggers["save"].ever:
+            await self._save()
         await self._checkpoints.finish()
-        if version == self._saved > 0:
+        if version == self._saved_version > 0:
             return self.shutdown.stopped(f"Step {version} is saved: the same command continues after it.")
         return stop
 
@@ -359,21 +359,21 @@ class TrainingLoop:
         return {
             "version": self.trainer.version,
             "seconds": self.clock.total,
-            **(self._before or self.trainer.position.state()),
+            **(self._position_before_step or self.trainer.position.state()),
             "triggers": {name: trigger.state() for name, trigger in self._triggers.items()},
             "alarms": self._hooks.alarms.state(),
             "callbacks": self._callbacks.state(),
-            "unrecorded": self._unrecorded,  # metrics of the last step, if its evaluation is still to come
+            "unrecorded": self._metrics_awaiting_eval,  # metrics of the last step, if its evaluation is still to come
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue after the step at which `state` was taken."""
-        self.trainer.version = self._saved = int(state["version"])
+        self.trainer.version = self._saved_version = int(state["version"])
         self.clock.total = float(state.get("seconds", 0.0))  # absent from older checkpoints of supervised runs
         self.trainer.position.load_state(state)
         for name, trigger in self._triggers.items():
             trigger.load_state(state.get("triggers", {}).get(name, {}))
         self._hooks.alarms.load_state(state.get("alarms", {}))
         self._callbacks.load_state(state.get("callbacks", {}))
-        self._unrecorded = state.get("unrecorded")
-        self._before = None
+        self._metrics_awaiting_eval = state.get("unrecorded")
+        self._position_before_step = None

@@ -87,7 +87,7 @@ def in_context(enter: Callable[[], AbstractContextManager[object]]) -> Callable[
 
 @frozen(kw_only=True)
 class LayeredRollouts:
-    """A source of batches. See `skyrl.rollout.batches.Rollouts`."""
+    """A source of batches. See `skyrl.rollout.batches.BatchSource`."""
 
     next_batch: Call[[int], tuple[TrajectoryGroup, ...]]
     metrics: Callable[[], Metrics]
@@ -95,7 +95,7 @@ class LayeredRollouts:
 
 @frozen(kw_only=True)
 class LayeredScorer:
-    """A model that scores. See `skyrl.training.trainer.Scorer`."""
+    """A model that scores. See `skyrl.training.scorer.Scorer`."""
 
     score: Call[[TrainingBatch], Tensor]
 

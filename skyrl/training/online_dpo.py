@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import attrs
 import torch
 from torch import Tensor
@@ -13,13 +11,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.config.derive.chosen_facts import loss_facts
 from skyrl.training.describe import Metrics
-
-
-class Scores(Protocol):
-    """A model that gives log-probabilities."""
-
-    async def score(self, batch: TrainingBatch, /) -> Tensor:
-        """(B, L) log-probabilities of the sampled tokens, in nats."""
+from skyrl.training.scorer import Scorer
 
 
 @attrs.frozen(kw_only=True)
@@ -46,15 +38,17 @@ class RankedPairs:
             "loss/tied_answers": ties(rewards, groups, able),
         }
 
-    def marks(self, batch: TrainingBatch) -> Tensor:
-        """(B, L): at the trained tokens of an answer, the pairs that it is the better one of, less the others."""
+    def pair_counts(self, batch: TrainingBatch) -> Tensor:
+        """(B, L): at the trained tokens of an answer, the number of pairs in which it is the better one, minus the
+        number in which it is the worse one.
+        """
         pairs = self.pairs(batch)
         counts = torch.zeros(batch.answers)
         counts.index_add_(0, pairs[:, 0], torch.ones(len(pairs)))
         counts.index_add_(0, pairs[:, 1], -torch.ones(len(pairs)))
         return torch.where(batch.loss_mask, counts[_answer_of_row(batch)].unsqueeze(1), 0.0)
 
-    async def scored(self, model: Scores, batch: TrainingBatch) -> Tensor:
+    async def score_paired(self, model: Scorer, batch: TrainingBatch) -> Tensor:
         """(B, L): log-probabilities of the answers that are in a pair; 0 for the others, which are not computed."""
         pairs, logprobs = self.pairs(batch), torch.zeros(batch.loss_mask.shape)
         rows = torch.isin(_answer_of_row(batch), pairs).nonzero().squeeze(1)
@@ -63,12 +57,12 @@ class RankedPairs:
             logprobs[rows, : values.shape[1]] = values
         return logprobs
 
-    async def compared(self, policy: Scores, batch: TrainingBatch) -> tuple[TrainingBatch, Metrics]:
+    async def with_pair_advantages(self, policy: Scorer, batch: TrainingBatch) -> tuple[TrainingBatch, Metrics]:
         """A mini-batch with at least one pair, with its advantages under the current policy, and metrics of the pairs.
         The batch has the log-probabilities of the reference.
         """
         assert batch.ref_logprobs is not None
-        pairs, logprobs = self.pairs(batch), await self.scored(policy, batch)
+        pairs, logprobs = self.pairs(batch), await self.score_paired(policy, batch)
         answers = Answers(
             logprobs=_sum_per_answer(torch.where(batch.loss_mask, logprobs, 0.0), batch),
             ref_logprobs=_sum_per_answer(torch.where(batch.loss_mask, batch.ref_logprobs, 0.0), batch),

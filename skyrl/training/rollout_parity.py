@@ -1,7 +1,7 @@
 """The samples that a run trains on, as proof that each engine computes with the learner's weights.
 
 The first update after a batch was sampled scores every token with the weights that drew it, so that a comparison costs
-nothing. Later updates of the step have moved on, and rows that older weights drew tell nothing.
+nothing. Later updates of the step score with changed weights, and rows that older weights drew cannot be compared.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ from skyrl.batch import TrainingBatch
 from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers.learning_worker import Objective
 from skyrl.rollout.batches import Rollouts
-from skyrl.tracking.recording import Computed, Sampled, Update
+from skyrl.tracking.recording import Computed, SampledBatch, Update
 from skyrl.tracking.timing import Clock
 from skyrl.training.describe import Metrics
-from skyrl.training.guards import Shape
+from skyrl.training.guards import ShapeRewards
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.weight_receiver.incoming_weights import digest
 
@@ -46,7 +46,7 @@ STAGES = (
 class Sink(Protocol):
     """Receiver of traced steps: a recording, or a comparison with one."""
 
-    def write_sampled(self, step: int, sampled: Sampled) -> None:
+    def write_sampled(self, step: int, sampled: SampledBatch) -> None:
         """Write the sampled batch of a step, before anything is computed from it."""
 
     def write_computed(self, computed: Computed) -> None:
@@ -72,25 +72,25 @@ class StepTrace:
         self._step, self._batch, self._updates, self._passes = version + 1, None, [], {}
         if not self._sinks:
             return
-        sampled = Sampled(groups=groups, metrics=self._rollouts.metrics(), epoch=self._rollouts.epoch)
+        sampled = SampledBatch(groups=groups, metrics=self._rollouts.metrics(), epoch=self._rollouts.epoch)
         for sink in self._sinks:
             sink.write_sampled(self._step, sampled)
 
-    def passed(self, learner: str) -> Callable[[Metrics, TrainingBatch, Objective], None]:
+    def on_forward_backward(self, learner: str) -> Callable[[Metrics, TrainingBatch, Objective], None]:
         """Listener for the passes of a learner: their metrics are kept for its optimizer step."""
 
-        def passed(metrics: Metrics, batch: TrainingBatch, objective: Objective) -> None:
+        def keep(metrics: Metrics, batch: TrainingBatch, objective: Objective) -> None:
             self._passes[learner] = self._passes.get(learner, {}) | metrics
 
-        return passed
+        return keep
 
-    def stepped(self, learner: str) -> Callable[[Metrics, StepSettings], None]:
+    def on_optimizer_step(self, learner: str) -> Callable[[Metrics, StepSettings], None]:
         """Listener for the optimizer steps of a learner."""
 
-        def stepped(metrics: Metrics, settings: StepSettings) -> None:
+        def append(metrics: Metrics, settings: StepSettings) -> None:
             self._updates.append(Update(learner=learner, metrics=self._passes.pop(learner, {}) | metrics))
 
-        return stepped
+        return append
 
     @asynccontextmanager
     async def before_publishing(self, version: int) -> AsyncIterator[None]:
@@ -103,7 +103,7 @@ class StepTrace:
             await self._complete(batch)
         yield
 
-    def shaping(self, shape: Shape) -> Shape:
+    def traced_shaping(self, shape: ShapeRewards) -> ShapeRewards:
         """`shape`; the trace keeps its batch."""
 
         def shaped(batch: TrainingBatch) -> tuple[Tensor, Metrics]:
@@ -112,7 +112,7 @@ class StepTrace:
 
         return shaped
 
-    def estimating(self, estimate: AdvantageEstimator) -> AdvantageEstimator:
+    def traced_estimator(self, estimate: AdvantageEstimator) -> AdvantageEstimator:
         """`estimate`; the trace keeps its batch and advantages."""
 
         def estimated(batch: TrainingBatch) -> Tensor:
@@ -123,7 +123,7 @@ class StepTrace:
 
         return estimated
 
-    def returning(self, targets: Callable[[TrainingBatch], Tensor]) -> Callable[[TrainingBatch], Tensor]:
+    def traced_targets(self, targets: Callable[[TrainingBatch], Tensor]) -> Callable[[TrainingBatch], Tensor]:
         """`targets`; the trace keeps the returns."""
 
         def targeted(batch: TrainingBatch) -> Tensor:

@@ -73,7 +73,7 @@ class RowPosition(Generic[Row]):
 class SupervisedTrainer(Generic[Row]):
     """Trains a model on rows, independent of the kind of rows and of the model's device."""
 
-    tokens = "train/tokens"
+    token_metric = "train/tokens"
     """Metric that counts the tokens of a step."""
 
     def __init__(

@@ -51,7 +51,7 @@ class TeacherOfDistributions:
 
 @attrs.frozen
 class TeacherBehindHints:
-    """Lets a teacher read the prompt that each row carries for it, and gives what it says to the tokens of the row."""
+    """Lets a teacher score the tokens of each row after the prompt that the row carries for it."""
 
     teacher: Teacher
 

@@ -23,8 +23,8 @@ Part = Literal["model", "optimizer"]
 _WEIGHTS: tuple[Part, ...] = ("model",)
 
 
-OF_THE_WEIGHTS = 6
-"""All that rests on the GPU of one process, as a multiple of its models' weights in float32: the weights, gradients and
+MEMORY_PER_WEIGHT = 6
+"""Memory that one process keeps on its GPU, as a multiple of its models' weights in float32: the weights, gradients and
 two moments of AdamW, and at most as much again for copies in 16 bits and for the engine's own weights."""
 
 
@@ -35,7 +35,7 @@ def is_room_for_all() -> bool:
     if not torch.cuda.is_available():
         return False
     _, memory = torch.cuda.mem_get_info()
-    return OF_THE_WEIGHTS * torch.cuda.memory_allocated() <= memory // 2
+    return MEMORY_PER_WEIGHT * torch.cuda.memory_allocated() <= memory // 2
 
 
 class Movable(Protocol):
@@ -83,7 +83,7 @@ class TimeSharing:
         self._parts: dict[str, tuple[Part, ...]] = {
             name: _WEIGHTS if name in keep_optimizers else ("model", "optimizer") for name in models
         }
-        self._there: dict[str, set[Part]] = {name: set(parts) for name, parts in self._parts.items()}
+        self._on_device: dict[str, set[Part]] = {name: set(parts) for name, parts in self._parts.items()}
         self._engines: Sleeper | None = None
         self._awake = self._paused = False
 
@@ -122,16 +122,16 @@ class TimeSharing:
 
     async def _load_only(self, required: Mapping[str, Collection[Part]]) -> None:
         """Move models so that only the required parts are on the devices; parts leave before others come."""
-        for name, loaded in self._there.items():
+        for name, loaded in self._on_device.items():
             await self._move(name, loaded - set(required.get(name, ())), self._models[name].offload)
         for name in self._models.keys() & required.keys():
-            await self._move(name, set(required[name]) - self._there[name], self._models[name].onload)
-            self._there[name] |= set(required[name])
+            await self._move(name, set(required[name]) - self._on_device[name], self._models[name].onload)
+            self._on_device[name] |= set(required[name])
 
     async def _move(self, name: str, parts: set[Part], move: Callable[..., Awaitable[int]]) -> None:
         if parts:
             await move(model="model" in parts, optimizer="optimizer" in parts)
-            self._there[name] -= parts
+            self._on_device[name] -= parts
 
     async def _wake(self) -> None:
         if self._engines is None and self._make_engines is not None:

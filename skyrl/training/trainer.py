@@ -18,31 +18,16 @@ from skyrl.config import TrainerConfig
 from skyrl.config.derive.sizes import scores_old_logprobs
 from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers.learning_worker import Objective
+from skyrl.rollout.batches import BatchSource
 from skyrl.training.collate import collate, row_sources, versions_behind
 from skyrl.training.describe import Metrics, average, describe, describe_advantages, prefixed
 from skyrl.training.objective import old_logprobs
 from skyrl.training.online_dpo import RankedPairs
 from skyrl.training.position import RolloutPosition
+from skyrl.training.scorer import Scorer
 from skyrl.training.teacher import Teacher, describe_teacher, hinted_share
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree import required
-
-
-class BatchSource(Protocol):
-    """A source of training batches; the trainer cannot tell a synchronous source from an asynchronous one."""
-
-    async def next_batch(self, version: int, /) -> tuple[TrajectoryGroup, ...]:
-        """One full batch of groups, sampled with weights of `version` or, asynchronously, slightly older ones."""
-
-    def metrics(self) -> Metrics:
-        """Counts of the groups that were dropped, replaced or left out while making the last batch."""
-
-
-class Scorer(Protocol):
-    """A model that gives log-probabilities."""
-
-    async def score(self, batch: TrainingBatch, /) -> Tensor:
-        """(B, L) log-probabilities of the sampled tokens, in nats."""
 
 
 class Learner(Scorer, Protocol):
@@ -80,7 +65,7 @@ class PPOTrainer:
     It holds its collaborators and its configuration, and knows neither how batches are generated nor where models live.
     """
 
-    tokens = "generate/num_tokens"
+    token_metric = "generate/num_tokens"
     """Metric that counts the tokens of a step."""
 
     def __init__(
@@ -94,16 +79,16 @@ class PPOTrainer:
         objective: Objective,
         critic_objective: Objective,
         weights: Publisher,
-        shape: Callable[[TrainingBatch], tuple[Tensor, Metrics]],
-        estimate: AdvantageEstimator,
-        targets: Callable[[TrainingBatch], Tensor],
+        shape_rewards: Callable[[TrainingBatch], tuple[Tensor, Metrics]],
+        estimate_advantages: AdvantageEstimator,
+        critic_targets: Callable[[TrainingBatch], Tensor],
         position: RolloutPosition,
         teacher: Teacher | None = None,
         pairs: RankedPairs | None = None,
     ) -> None:
-        """`objective` is what the policy minimizes. `position` is the state of `rollouts` and `shape` that a checkpoint
-        stores. `teacher` adds to a batch what the policy is distilled from. With `pairs`, the policy learns from pairs
-        of answers, and no advantage is estimated.
+        """`objective` is what the policy minimizes. `position` is the state of `rollouts` and `shape_rewards` that a
+        checkpoint stores. `teacher` adds to a batch what the policy is distilled from. With `pairs`, the policy learns
+        from pairs of answers, and no advantage is estimated.
         """
         self._config = trainer_cfg
         self.rollouts = rollouts
@@ -114,9 +99,9 @@ class PPOTrainer:
         self.pairs = pairs
         self.objective, self.critic_objective = objective, critic_objective
         self.weights = weights
-        self.shape = shape
-        self.estimate = estimate
-        self.targets = targets
+        self.shape_rewards = shape_rewards
+        self.estimate_advantages = estimate_advantages
+        self.critic_targets = critic_targets
         self.position = position
         self.version = 0
         """Number of training steps, skipped ones included; the training loop counts them."""
@@ -136,9 +121,9 @@ class PPOTrainer:
 
         Nothing is learned before `improve`: a step abandoned before that point loses only its own time.
         """
-        groups = await self.rollouts.next_batch(self.version)  # x ~ data, y_1..y_n ~ pi_old, r_i = R(x, y_i)
-        silent = self._config.algorithm.zero_variance_filter
-        batch = collate(groups, self.version, equal_rewards_are_silent=silent)
+        # x ~ data, y_1..y_n ~ pi_old (asynchronously: up to max_staleness_steps before it), r_i = R(x, y_i)
+        groups = await self.rollouts.next_batch(self.version)
+        batch = collate(groups, self.version, masks_zero_variance=self._config.algorithm.zero_variance_filter)
         if self._config.algorithm.old_logprobs != "learner":
             batch = self._use_engine_logprobs(batch, groups)
         elif self._needs_old_logprobs(batch):  # else pi_old is the policy itself, exactly
@@ -146,22 +131,20 @@ class PPOTrainer:
         if self.reference and not self.pairs:
             batch = batch.with_fields(ref_logprobs=await self.reference.score(batch))  # log pi_ref
         if self.critic:
-            batch = batch.with_fields(
-                values=await self.critic.score(batch)
-            )  # V of the states that tokens were drawn in
-        hinted: Metrics = {"loss/hinted": hinted_share(batch)} if TEACHER_PROMPT in batch.extras else {}
+            batch = batch.with_fields(values=await self.critic.score(batch))  # V of the state before each token
+        hint_metrics: Metrics = {"loss/hinted": hinted_share(batch)} if TEACHER_PROMPT in batch.extras else {}
         if self.teacher:
             batch = await self.teacher(batch, row_sources(groups))  # log nu, or what gives nu of all tokens
-        rewards, shaped = self.shape(batch)  # r_t, less beta KL(pi_old || pi_ref) if configured
+        rewards, shaping_metrics = self.shape_rewards(batch)  # r_t, less beta KL(pi_old || pi_ref) if configured
         batch = batch.with_fields(rewards=rewards)
         if self.reference and self.pairs:  # log pi_ref of the answers that the rewards put into pairs
-            batch = batch.with_fields(ref_logprobs=await self.pairs.scored(self.reference, batch))
-        batch = batch.with_fields(advantages=self.estimate(batch))
+            batch = batch.with_fields(ref_logprobs=await self.pairs.score_paired(self.reference, batch))
+        batch = batch.with_fields(advantages=self.estimate_advantages(batch))
         metrics = await self.improve(batch)  # epochs x mini-batches of updates of critic and policy
         metrics |= await self.weights.publish(self.version + 1)  # pi_old <- pi_theta
-        taught = hinted | describe_teacher(batch) if self.teacher else {}
-        ranked = self.pairs.describe(batch) if self.pairs else {}
-        learned_from = describe_advantages(batch) | taught | ranked | shaped
+        teacher_metrics = hint_metrics | describe_teacher(batch) if self.teacher else {}
+        pair_metrics = self.pairs.describe(batch) if self.pairs else {}
+        learned_from = describe_advantages(batch) | teacher_metrics | pair_metrics | shaping_metrics
         return describe(groups) | self.rollouts.metrics() | learned_from | metrics
 
     async def improve(self, batch: TrainingBatch) -> Metrics:
@@ -170,7 +153,7 @@ class PPOTrainer:
         """
         metrics: Metrics = {}
         if self.critic:
-            batch = batch.with_fields(returns=self.targets(batch))
+            batch = batch.with_fields(returns=self.critic_targets(batch))
             learned = await self._learn(self.critic, self.critic_objective, batch, self._critic_mini_batch)
             metrics |= prefixed("critic", learned)
         bound = self._config.algorithm.max_importance_ratio
@@ -185,7 +168,7 @@ class PPOTrainer:
         learner: Learner,
         objective: Objective,
         batch: TrainingBatch,
-        answers: int,
+        mini_batch_answers: int,
         *,
         max_ratio: float | None = None,
         pairs: RankedPairs | None = None,
@@ -193,21 +176,21 @@ class PPOTrainer:
         """One optimizer step per mini-batch; for `max_ratio` see `AlgorithmConfig.max_importance_ratio`. With `pairs`,
         each mini-batch is scored before its step, and one without a pair has none.
         """
-        mini_batches = list(batch.split_by_answers(answers))
+        mini_batches = list(batch.split_by_answers(mini_batch_answers))
         learnable = [mini_batch for mini_batch in mini_batches if mini_batch.loss_mask.any()]
         if pairs:
             learnable = [mini_batch for mini_batch in learnable if len(pairs.pairs(mini_batch))]
         updates: list[Metrics] = []
-        visits = [mini_batch for _ in range(self._config.update_epochs_per_batch) for mini_batch in learnable]
-        for mini_batch in visits:
+        schedule = [mini_batch for _ in range(self._config.update_epochs_per_batch) for mini_batch in learnable]
+        for mini_batch in schedule:
             if pairs:
-                compared, measured = await pairs.compared(learner, mini_batch)
-                updates.append(await update(learner, compared, objective) | measured)
+                with_advantages, measured = await pairs.with_pair_advantages(learner, mini_batch)
+                updates.append(await update(learner, with_advantages, objective) | measured)
             elif max_ratio is None or not await _mean_ratio(learner, mini_batch) > max_ratio:
                 updates.append(await update(learner, mini_batch, objective))
         counts: Metrics = {"mini_batches_without_a_token": len(mini_batches) - len(learnable)}
         if max_ratio is not None:
-            counts["mini_batches_moved_too_far"] = len(visits) - len(updates)
+            counts["mini_batches_moved_too_far"] = len(schedule) - len(updates)
         return average(updates) | counts
 
     def _use_engine_logprobs(self, batch: TrainingBatch, groups: Sequence[TrajectoryGroup]) -> TrainingBatch:

@@ -103,7 +103,7 @@ class Recalled:
 def ranked(scene: Scene) -> object:
     pairs, batch = ranked_pairs_of(scene.run.trainer), attrs.evolve(small_batch(), groups=torch.arange(8) // 4)
     assert pairs is not None
-    compared, measured = asyncio.run(pairs.compared(Recalled(), batch))
+    compared, measured = asyncio.run(pairs.with_pair_advantages(Recalled(), batch))
     return plain([pairs.pairs(batch), compared.advantages, measured])
 
 

@@ -32,7 +32,7 @@ class ScriptedLoop:
         self.version = self.taken = 0
         self.bad = dict(bad_steps or {})
         self.position = self.weights = self
-        self.tokens = "tokens"
+        self.token_metric = "tokens"
         hooks = Hooks(
             evaluate=self._evaluate,
             export=self._export,

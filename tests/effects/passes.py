@@ -173,9 +173,21 @@ class Counting:
 def optimizer_steps(scene: Scene) -> object:
     policy, critic, unused = Counting(), Counting(), None
     parts: dict[str, Any] = dict.fromkeys(
-        ("rollouts", "reference", "weights", "shape", "estimate", "position", "objective", "critic_objective"), unused
+        (
+            "rollouts",
+            "reference",
+            "weights",
+            "shape_rewards",
+            "estimate_advantages",
+            "position",
+            "objective",
+            "critic_objective",
+        ),
+        unused,
     )
-    trainer = PPOTrainer(scene.run.trainer, policy=policy, critic=critic, targets=lambda batch: batch.rewards, **parts)
+    trainer = PPOTrainer(
+        scene.run.trainer, policy=policy, critic=critic, critic_targets=lambda batch: batch.rewards, **parts
+    )
     asyncio.run(trainer.improve(small_batch()))
     return policy.answers, critic.answers
 
@@ -189,9 +201,9 @@ def old_logprobs(scene: Scene) -> object:
         rollouts=Sampled(),
         policy=policy,
         weights=Sampled(),
-        shape=lambda batch: (batch.rewards, {}),
-        estimate=lambda batch: batch.rewards,
-        targets=lambda batch: batch.rewards,
+        shape_rewards=lambda batch: (batch.rewards, {}),
+        estimate_advantages=lambda batch: batch.rewards,
+        critic_targets=lambda batch: batch.rewards,
         **parts,
     )
     asyncio.run(trainer.step())

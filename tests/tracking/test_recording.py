@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from skyrl.data.group_lines import as_object, group_of
 from skyrl.errors import DataError, RunError
 from skyrl.tracking.batch_dump import BatchDump
-from skyrl.tracking.recording import Computed, Recording, Sampled, Update
+from skyrl.tracking.recording import Computed, Recording, SampledBatch, Update
 from skyrl.trajectory import Failure, Prompt, TokenRow, Trajectory, TrajectoryGroup, TurnReward
 
 GROUP = TrajectoryGroup(
@@ -78,7 +78,7 @@ def recording(folder: Path, *, compress: bool = False, steps: int = 2) -> Record
     archive = Recording(folder / "recording", compress=compress)
     archive.begin({"total_steps": 9})
     for step in range(1, steps + 1):
-        archive.write_sampled(step, Sampled(groups=(GROUP,), metrics={"generate/groups_dropped": 1.0}, epoch=1))
+        archive.write_sampled(step, SampledBatch(groups=(GROUP,), metrics={"generate/groups_dropped": 1.0}, epoch=1))
         archive.write_computed(computed(step))
     return archive
 
@@ -101,7 +101,7 @@ def test_a_group_of_before_answers_were_kept_is_read() -> None:
 def test_a_step_comes_back_as_it_was(compress: bool, tmp_path: Path) -> None:
     archive = recording(tmp_path, compress=compress)
     assert archive.steps() == [1, 2]
-    assert archive.sampled(2) == Sampled(groups=(GROUP,), metrics={"generate/groups_dropped": 1.0}, epoch=1)
+    assert archive.sampled(2) == SampledBatch(groups=(GROUP,), metrics={"generate/groups_dropped": 1.0}, epoch=1)
     restored = archive.computed(2)
     assert torch.equal(restored.tensors["rewards"], torch.tensor([[0.0, 1 / 3]]))
     assert restored.updates[0].metrics["policy_loss"] == 0.1
@@ -126,7 +126,7 @@ def test_tensors_that_share_memory_are_stored_under_each_name(alias: Any, tmp_pa
     tensor = torch.arange(12.0).reshape(3, 4)
     tensors = {"rollout_logprobs": tensor, "old_logprobs": alias(tensor)}
     archive = recording(tmp_path, steps=0)
-    archive.write_sampled(1, Sampled(groups=(GROUP,)))
+    archive.write_sampled(1, SampledBatch(groups=(GROUP,)))
     archive.write_computed(evolve(computed(1), tensors=tensors))
     BatchDump(tmp_path / "dumped").write_computed(evolve(computed(1), tensors=tensors))
     dumped = load_file(tmp_path / "dumped" / "global_step_1.safetensors")

@@ -77,10 +77,10 @@ def test_answers_that_are_cut_off_are_no_error_if_the_filter_of_equal_rewards_le
         for index, reward in enumerate((0.0, second))
     ]
     if is_filtered:
-        assert not collate([group(*rows)], equal_rewards_are_silent=True).loss_mask.any()
+        assert not collate([group(*rows)], masks_zero_variance=True).loss_mask.any()
     else:
         with pytest.raises(RunError, match="apply_overlong_filtering"):
-            collate([group(*rows)], equal_rewards_are_silent=True)
+            collate([group(*rows)], masks_zero_variance=True)
 
 
 def test_a_batch_whose_groups_were_all_filtered_is_still_a_batch() -> None:

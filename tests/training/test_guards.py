@@ -45,7 +45,7 @@ async def test_a_skipped_step_takes_back_its_shaping_and_gives_the_engines_the_n
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     skipping, trainer = guard("skip")
-    metrics = await skipping.leave_out(NAN, {"rewards": 1})
+    metrics = await skipping.skip_step(NAN, {"rewards": 1})
     assert metrics == {"published": 1.0, "trainer/skipped_steps": 1}
     assert trainer.done == [{"rewards": 1}, 7]
     assert capsys.readouterr().err == "warning: a step is left out (1 in a row): nan in the batch\n"
@@ -55,18 +55,18 @@ async def test_so_many_steps_in_a_row_are_skipped_and_no_more() -> None:
     skipping, _ = guard("skip", skipped=2)
     for _ in range(2):
         for _ in range(2):
-            await skipping.leave_out(NAN, {})
-        skipping.passed()  # in a row: the count starts again
+            await skipping.skip_step(NAN, {})
+        skipping.step_succeeded()  # in a row: the count starts again
     for _ in range(2):
-        await skipping.leave_out(NAN, {})
+        await skipping.skip_step(NAN, {})
     with pytest.raises(NonFiniteError, match=r"nan in the batch \(in 3 steps in a row; .*max_skipped_steps = 2\)"):
-        await skipping.leave_out(NAN, {})
+        await skipping.skip_step(NAN, {})
 
 
 @pytest.mark.parametrize(("policy", "error"), [("abort", NAN), ("roll_back", NAN), ("skip", NonFiniteError("a loss"))])
 async def test_what_was_learned_from_or_is_not_to_be_skipped_is_raised(policy: str, error: NonFiniteError) -> None:
     with pytest.raises(NonFiniteError) as raised:
-        await guard(policy)[0].leave_out(error, {})
+        await guard(policy)[0].skip_step(error, {})
     assert raised.value is error
 
 
@@ -111,14 +111,14 @@ def test_the_first_term_is_blamed_and_at_most_four_samples_are_named() -> None:
 
 def test_shaping_and_estimating_see_finite_values_and_give_finite_advantages() -> None:
     numbers = FiniteNumbers()
-    numbers.arrived(GROUPS, 3)
+    numbers.remember_groups(GROUPS, 3)
     good, wrong = batch_of(), evolve(batch_of(), rewards=torch.full((2, 3), math.nan))
-    shape = numbers.shaping(lambda batch: (batch.rewards + 1, {"shaped": 1.0}))
+    shape = numbers.finite_shaping(lambda batch: (batch.rewards + 1, {"shaped": 1.0}))
     assert torch.equal(shape(good)[0], good.rewards + 1)
-    estimate = numbers.estimating(lambda batch: batch.rewards * 2)
+    estimate = numbers.finite_estimator(lambda batch: batch.rewards * 2)
     assert torch.equal(estimate(good), good.rewards * 2)
     for refused in (lambda: shape(wrong), lambda: estimate(wrong)):
         with pytest.raises(BatchError, match="reward nan in sample 0 of prompt p"):
             refused()
     with pytest.raises(BatchError, match="advantage inf in sample 0 of prompt p"):
-        numbers.estimating(lambda batch: torch.full((2, 3), math.inf))(good)
+        numbers.finite_estimator(lambda batch: torch.full((2, 3), math.inf))(good)

@@ -32,7 +32,7 @@ class World:
 
         self.seconds_left, self.stop_at, self.reason = math.inf, math.inf, ""
         self.version, self.taken, self.looks = 0, 0, 0
-        self.tokens, self.position = "tokens", self
+        self.token_metric, self.position = "tokens", self
         defaults = Hooks(evaluate=self.evaluate, export=self.export, refresh_reference=self.refresh)
         self.loop = TrainingLoop(
             config,
@@ -197,10 +197,10 @@ class Guard:
     def __init__(self, events: Callable[[], list[str]], *, skips: bool) -> None:
         self._events, self._skips = events, skips
 
-    def passed(self) -> None:
+    def step_succeeded(self) -> None:
         self._events().append("passed")
 
-    async def leave_out(self, error: NonFiniteError, before: Mapping[str, Any]) -> dict[str, float]:
+    async def skip_step(self, error: NonFiniteError, before: Mapping[str, Any]) -> dict[str, float]:
         if not self._skips:
             raise error
         self._events().append(f"skip from batch {before['taken']}")

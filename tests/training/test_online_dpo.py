@@ -54,7 +54,7 @@ async def test_loss_and_gradient_are_those_of_a_preference_run_on_the_same_pairs
     assert batch.old_logprobs is not None
     leaf = batch.old_logprobs.clone().requires_grad_()
     ranked, policy = pairs_of(loss, pairs, beta=0.7), Policy()
-    compared, metrics = await ranked.compared(policy, batch)
+    compared, metrics = await ranked.with_pair_advantages(policy, batch)
     objective = policy_objective(AlgorithmConfig(policy_loss_type="online_dpo"))
     mini_batch = weighed(objective, compared)
     kept = (compared.advantages != 0).any(1)  # type: ignore[union-attr]  # they are given
@@ -81,7 +81,7 @@ async def test_an_answer_of_several_turns_is_compared_as_a_whole() -> None:
     last = torch.tensor([False, True, True])
     batch = attrs.evolve(batch, trajectories=torch.tensor([0, 0, 1]), last_step=last, groups=torch.zeros(3).long())
     assert batch.old_logprobs is not None and batch.ref_logprobs is not None
-    compared, metrics = await pairs_of().compared(Policy(), batch)
+    compared, metrics = await pairs_of().with_pair_advantages(Policy(), batch)
     ratios = torch.where(batch.loss_mask, batch.old_logprobs - batch.ref_logprobs, 0.0).sum(1)
     assert metrics["pairs/chosen_reward"] == pytest.approx(0.1 * (ratios[0] + ratios[1]).item(), abs=1e-6)
     assert metrics["pairs/rejected_reward"] == pytest.approx(0.1 * ratios[2].item(), abs=1e-6)
@@ -108,6 +108,6 @@ def test_answers_without_a_trained_token_are_in_no_pair() -> None:
 
 def test_the_marks_of_a_batch_are_1_for_the_better_answer_and_minus_1_for_the_worse() -> None:
     batch = graded()
-    marks = torch.where(batch.loss_mask, pairs_of().marks(batch), 0.0)
+    marks = torch.where(batch.loss_mask, pairs_of().pair_counts(batch), 0.0)
     assert marks.amax(1).tolist() == [1, 0, 0, 0, 0, 1, 0, 0]
     assert marks.amin(1).tolist() == [0, -1, 0, 0, -1, 0, 0, 0]

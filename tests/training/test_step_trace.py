@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skyrl.tracking.recording import Computed, Sampled
+from skyrl.tracking.recording import Computed, SampledBatch
 from skyrl.tracking.timing import Clock
 from skyrl.training.step_trace import StepTrace
 from tests.training.batches import batch_of
@@ -19,7 +19,7 @@ class Kept:
         self.computed: list[Computed] = []
         self.sampled: list[int] = []
 
-    def write_sampled(self, step: int, sampled: Sampled) -> None:
+    def write_sampled(self, step: int, sampled: SampledBatch) -> None:
         self.sampled.append(step)
 
     def write_computed(self, computed: Computed) -> None:
@@ -39,7 +39,7 @@ async def publish(sink: Kept | None, *, shaped: bool, version: int) -> None:
     trace = StepTrace([] if sink is None else [sink], rollouts, {}, Clock())
     trace.sampled((), 4)
     if shaped:
-        trace.shaping(lambda batch: (batch.rewards, {}))(batch_of())
+        trace.traced_shaping(lambda batch: (batch.rewards, {}))(batch_of())
     async with trace.before_publishing(version):
         pass
 

@@ -76,9 +76,9 @@ class World:
             objective=policy_objective(config.algorithm),
             critic_objective=ReturnRegression(value_clip=None),
             weights=world,
-            shape=lambda batch: (batch.rewards + 1, {"shaped": 1.0}),
-            estimate=lambda batch: batch.rewards * batch.loss_mask,
-            targets=lambda batch: torch.full(batch.loss_mask.shape, 7.0),
+            shape_rewards=lambda batch: (batch.rewards + 1, {"shaped": 1.0}),
+            estimate_advantages=lambda batch: batch.rewards * batch.loss_mask,
+            critic_targets=lambda batch: torch.full(batch.loss_mask.shape, 7.0),
             position=RolloutPosition(world, reward_shaping(config.algorithm)),
         )
         assert self.trainer.version == 0
