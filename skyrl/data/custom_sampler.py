@@ -35,11 +35,11 @@ class CustomSampler(Sampler):
                 f"the sampler {name} is a {type(sampler).__name__}, which is neither a skyrl.data.samplers.Sampler nor "
                 "something whose iterator yields numbers of rows"
             )
-        self._own = sampler if isinstance(sampler, Sampler) else Iterated(sampler)
+        self._user_sampler = sampler if isinstance(sampler, Sampler) else Iterated(sampler)
 
     def draw(self, count: int, step: int) -> Sequence[int]:
         """Raises `RunError` unless the sampler gives `count` numbers of rows."""
-        drawn = self._call_user(lambda: list(self._own.draw(count, step)), "draw")
+        drawn = self._call_user(lambda: list(self._user_sampler.draw(count, step)), "draw")
         wrong = [row for row in drawn if not isinstance(row, int | np.integer) or not 0 <= row < self._count]
         if wrong or len(drawn) != count:
             description = f"the row {wrong[0]!r}" if wrong else f"{len(drawn)} rows"
@@ -50,20 +50,20 @@ class CustomSampler(Sampler):
         return [int(row) for row in drawn]
 
     def observe(self, group: Scored) -> None:
-        self._call_user(lambda: self._own.observe(group), "observe")
+        self._call_user(lambda: self._user_sampler.observe(group), "observe")
 
     def state_dict(self) -> dict[str, Any]:
-        return self._call_user(self._own.state_dict, "state_dict")
+        return self._call_user(self._user_sampler.state_dict, "state_dict")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._call_user(lambda: self._own.load_state_dict(state), "load_state_dict")
+        self._call_user(lambda: self._user_sampler.load_state_dict(state), "load_state_dict")
 
     def metrics(self) -> dict[str, float]:
-        return self._call_user(self._own.metrics, "metrics")
+        return self._call_user(self._user_sampler.metrics, "metrics")
 
     @property
     def observes(self) -> bool:
-        return self._own.observes
+        return self._user_sampler.observes
 
     def _call_user(self, call: Callable[[], R], method: str) -> R:
         try:

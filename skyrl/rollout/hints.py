@@ -74,18 +74,18 @@ class Hints:
 
     def _hinted(self, group: TrajectoryGroup, trajectory: Trajectory) -> Trajectory:
         hint = self._hint(group, trajectory)
-        own = self._tokens(group.prompt, None)
-        hinted = own if hint is None else self._tokens(group.prompt, hint)
-        rows = [self._row(row, own, hinted, group.prompt) for row in trajectory.token_rows]
+        plain_ids = self._tokens(group.prompt, None)
+        hinted_ids = plain_ids if hint is None else self._tokens(group.prompt, hint)
+        rows = [self._row(row, plain_ids, hinted_ids, group.prompt) for row in trajectory.token_rows]
         return evolve(trajectory, earlier=tuple(rows[:-1]), extras=rows[-1].extras)
 
-    def _row(self, row: TokenRow, own: tuple[int, ...], hinted: tuple[int, ...], prompt: Prompt) -> TokenRow:
-        if row.prompt_ids[: len(own)] != own:
+    def _row(self, row: TokenRow, plain_ids: tuple[int, ...], hinted_ids: tuple[int, ...], prompt: Prompt) -> TokenRow:
+        if row.prompt_ids[: len(plain_ids)] != plain_ids:
             raise RunError(
                 f"a hint cannot be put before the answers to prompt {prompt.id}: the policy read other tokens than its "
                 f"row has, as an environment that changes prompts or shows tools makes it. Set {FIELD}.source = none"
             )
-        read = (*hinted, *row.prompt_ids[len(own) :])
+        read = (*hinted_ids, *row.prompt_ids[len(plain_ids) :])
         if self.positions is not None and len(read) + len(row.response_ids) > self.positions:
             read = row.prompt_ids
         return evolve(row, extras={**row.extras, TEACHER_PROMPT: RowArray.of(np.array(read, dtype=np.int64))})
