@@ -29,8 +29,8 @@ from skyrl.algorithms.normalization import normalize
 from skyrl.algorithms.returns import generalized_advantages
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, DistillationConfig, NormConfig, TrainerConfig
-from skyrl.config.derive.chosen_facts import estimator_facts
-from skyrl.config.foundation.peer_signatures import ESTIMATOR_FORMS, form_of
+from skyrl.config.derive.algorithm_facts import estimator_facts
+from skyrl.config.foundation.peer_signatures import ESTIMATOR_SIGNATURES, peer_signature_of
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry
 from skyrl.errors import RunError
 from skyrl.training.peer_functions import PeerEstimator, tried_estimator
@@ -187,5 +187,7 @@ def _estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
         case "gpg":
             return Compared(rescaled_for_silent_groups)
     own: AdvantageEstimator = AdvantageEstimatorRegistry.object(name, algorithm.advantage)
-    form = form_of(own, ESTIMATOR_FORMS)
-    return own if form is None else tried_estimator(PeerEstimator(function=own, form=form, algorithm=algorithm))
+    signature = peer_signature_of(own, ESTIMATOR_SIGNATURES)
+    if signature is None:
+        return own
+    return tried_estimator(PeerEstimator(function=own, signature=signature, algorithm=algorithm))

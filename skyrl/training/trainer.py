@@ -151,7 +151,7 @@ class PPOTrainer:
             )  # V of the states that tokens were drawn in
         hinted: Metrics = {"loss/hinted": hinted_share(batch)} if TEACHER_PROMPT in batch.extras else {}
         if self.teacher:
-            batch = await self.teacher(batch, row_sources(groups))  # log nu, or what gives nu of all tokens
+            batch = await self.teacher(batch, row_sources(groups))  # log nu, or what it is computed from
         rewards, shaped = self.shape(batch)  # r_t, less beta KL(pi_old || pi_ref) if configured
         batch = batch.with_fields(rewards=rewards)
         if self.reference and self.pairs:  # log pi_ref of the answers that the rewards put into pairs
