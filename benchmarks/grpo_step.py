@@ -2,17 +2,18 @@
 
     make demo                                   the quick start's model and data, once
     pip install trl -c constraints.txt
-    python benchmarks/grpo_step.py [--sides skyrl,bare,trl] [--against ROOT] [STEPS] [SEED ...]
+    python benchmarks/grpo_step.py [--sides skyrl,bare,trl] [--against ROOT] [--file FILE] [STEPS] [SEED ...]
 
 Same model, prompts, reward, batch (16 prompts, 8 answers of at most 12 tokens), optimizer, schedule, float32, one torch
 thread. Each side runs in a process of its own, and they take turns step for step, so that other work on the machine
 slows all of them. What counts is the process's CPU time of a whole step: sampling, reward, update, weight transfer,
 metrics and samples written by skyrl. Orders of prompts and random numbers differ. `bare` is `bare_grpo.py`, the same
 work without a framework; `--against` adds skyrl as it is in another checkout; `--sides skyrl,ray` is skyrl beside
-itself with a learner and an engine on Ray, all of whose processes count, Ray's own too. `to_0.8` is the first step at
-which the mean reward of the last five is 0.8, where STEPS (20) are enough to get there. `ratios` are the medians over
-seeds of each other side's CPU-seconds per step over ours; `phases` is where ours spends them. `arithmetic` is
-the time of all passes through the model, draws of tokens and optimizer steps, without those of the canary.
+itself with a learner and an engine on Ray, all of whose processes count, Ray's own too; `--file` is another run for
+these sides. `to_0.8` is the first step at which the mean reward of the last five is 0.8, where STEPS (20) are enough to
+get there. `ratios` are the medians over seeds of each other side's CPU-seconds per step over ours; `phases` says where
+ours spends them, and `processes` in which process, on Ray. `arithmetic` is the time of all passes through the model,
+draws of tokens and optimizer steps, without those of the canary.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ ROOT = Path(__file__).parents[1]
 CODE = Path(os.environ.get("SKYRL_CODE", ROOT))
 """The checkout whose skyrl is measured."""
 
+FILE = os.environ.get("GRPO_FILE", "examples/quickstart/grpo.toml")
 BASE = ROOT / "runs" / "quickstart-base"
 WARM_UP = 2
 """Steps of each side that do not count."""
@@ -48,9 +50,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--sides", default="skyrl,bare,trl")
     parser.add_argument("--against", type=Path)
+    parser.add_argument("--file", default=FILE, help="what skyrl trains; other sides know the quick start only")
     parser.add_argument("steps", type=int, nargs="?", default=20)
     parser.add_argument("seeds", type=int, nargs="*", default=[0])
     args = parser.parse_args()
+    os.environ["GRPO_FILE"] = args.file
     sources = dict.fromkeys(args.sides.split(","), CODE) | ({"against": args.against} if args.against else {})
     rounds = [one_seed(sources, args.steps, seed) for seed in args.seeds]
     others = [side for side in sources if side != "skyrl"]
@@ -121,36 +125,44 @@ class Side:
             "to_0.8": next(enough, None),
             "last_reward": round(rewards[-1], 3),
             "peak_mb": round(max(step["peak_mb"] for step in self._steps)),
-            **({"phases": self._phases()} if "phases" in self._steps[0] else {}),
+            **{parts: self._medians(parts) for parts in ("phases", "processes") if parts in self._steps[0]},
         }
 
-    def _phases(self) -> dict[str, float]:
-        """Median CPU-seconds of each phase of a step."""
-        counted = [step["phases"] for step in self._steps[WARM_UP:]]
+    def _medians(self, parts: str) -> dict[str, float]:
+        """Median CPU-seconds of each phase of a step, or of each process."""
+        counted = [step[parts] for step in self._steps[WARM_UP:]]
         names = dict.fromkeys(name for step in counted for name in step)
-        return {name: round(median(phases.get(name, 0.0) for phases in counted), 4) for name in names}
+        return {name: round(median(seconds.get(name, 0.0) for seconds in counted), 4) for name in names}
 
 
 class Turns:
     """The side of the process: reports a step and waits for its next turn."""
 
-    def __init__(self, used: Callable[[], tuple[float, float]] | None = None) -> None:
-        """`used` gives the CPU-seconds so far and the peak of memory in MB; default: those of this process."""
+    def __init__(self, used: UsedByAll | None = None) -> None:
+        """`used` counts all processes; default: this process alone."""
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # what libraries print goes elsewhere
         self._used, self._began = used or used_here, 0.0
+        self._began_by_process: Mapping[str, float] = {}
 
     def wait(self) -> None:
         """Returns when it is this side's turn."""
         sys.stdin.readline()
         self._began, _ = self._used()
+        self._began_by_process = self._by_process()
 
     def report(self, reward: float, **more: object) -> None:
         """The step that ends here."""
         ended, peak = self._used()
         record = {"cpu": ended - self._began, "reward": reward, "peak_mb": peak, **more}
+        if processes := self._by_process():
+            before = self._began_by_process
+            record["processes"] = {name: seconds - before.get(name, 0.0) for name, seconds in processes.items()}
         self._out.write(json.dumps(record) + "\n")
         self._out.flush()
+
+    def _by_process(self) -> Mapping[str, float]:
+        return self._used.by_process if isinstance(self._used, UsedByAll) else {}
 
 
 def used_here() -> tuple[float, float]:
@@ -164,18 +176,29 @@ class UsedByAll:
     def __init__(self) -> None:
         self._looking = 0.0
         """CPU-seconds of this process that looking took, which do not count."""
+        self.by_process: dict[str, float] = {}
+        """CPU-seconds so far by name and number of the process."""
 
     def __call__(self) -> tuple[float, float]:
         import psutil
 
         began = time.process_time()
         own_process = psutil.Process()
-        seconds, memory = began - self._looking, own_process.memory_info().rss
+        self.by_process, memory = {"driver": began - self._looking}, own_process.memory_info().rss
         for process in own_process.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                seconds, memory = seconds + sum(process.cpu_times()[:2]), memory + process.memory_info().rss
+                name = f"{process_name(process.cmdline())} {process.pid}"
+                self.by_process[name] = sum(process.cpu_times()[:2])
+                memory += process.memory_info().rss
         self._looking += time.process_time() - began
-        return seconds, memory / 1e6
+        return sum(self.by_process.values()), memory / 1e6
+
+
+def process_name(command: Sequence[str]) -> str:
+    """What a process of Ray is: `gcs_server`, `raylet`, `ray::Host`, a module of its dashboard."""
+    words = [word for word in command if not word.startswith("-")] or ["ended"]
+    is_python = Path(words[0]).name.startswith("python")
+    return Path(words[1 if is_python and len(words) > 1 else 0]).name.split(".")[0][:24]
 
 
 def run_ray(steps: int, seed: int, folder: Path) -> None:
@@ -188,7 +211,7 @@ def run_skyrl(
     seed: int,
     folder: Path,
     executor: str = "in_process",
-    used: Callable[[], tuple[float, float]] | None = None,
+    used: UsedByAll | None = None,
 ) -> None:
     """The quick start's file, without evaluation and checkpoints."""
     from skyrl.processes.torch_environment import set_torch_environment
@@ -251,7 +274,7 @@ def run_skyrl(
         "trainer.placement.executor": executor,
     }
     os.chdir(ROOT)
-    Measured(compose(["examples/quickstart/grpo.toml"], changes, SkyRLTrainConfig).config).run()
+    Measured(compose([FILE], changes, SkyRLTrainConfig).config).run()
 
 
 def _time_arithmetic(add: Callable[[float], None]) -> None:

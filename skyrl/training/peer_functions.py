@@ -322,7 +322,11 @@ def _loss_and_numbers(result: object) -> tuple[Tensor, dict[str, float]]:
 
 
 def _shape(value: object) -> str:
-    return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.100}"
+    if not isinstance(value, Tensor):
+        return f"{value!r:.100}"
+    if value.dim():
+        return f"a tensor {tuple(value.shape)}"
+    return "one number" if value.requires_grad else "one number without a gradient"
 
 
 def _loss_of(loss: ReducedLoss, batch: TrainingBatch) -> float:

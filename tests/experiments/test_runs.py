@@ -24,7 +24,7 @@ from skyrl.runs.run_lock import RunLock
 from skyrl.runs.summary import summary
 from skyrl.training.objective import policy_objective
 from tests.long_cases import long_except
-from tests.nano_run import config, metrics, train
+from tests.nano_run import config, metrics, overrides, train
 
 DETERMINISTIC: dict[str, Any] = {"trainer__deterministic": True}
 
@@ -37,6 +37,15 @@ def assert_same_weights(one: Path, other: Path) -> None:
     first, second = final_weights(one), final_weights(other)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_tree_that_was_only_resolved_is_checked_before_anything_starts(nano: Path, tmp_path: Path) -> None:
+    run = SkyRLTrainConfig.from_cli_overrides(
+        overrides(nano, tmp_path, trainer__train_batch_size=7, trainer__policy_mini_batch_size=3)
+    )
+    with pytest.raises(ConfigError, match="3 prompts do not divide"):
+        BasePPOExp(run).run()
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.long

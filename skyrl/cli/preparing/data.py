@@ -118,6 +118,7 @@ def split(arguments: tuple[str, ...], out: Path, share: float, seed: int, as_jso
 def show(arguments: tuple[str, ...], index: int, source: int, as_json: bool) -> None:
     """Print a row as the model gets it, with special tokens.
 
+    A prompt is shown as its row has it: tools and messages that the environment adds when it starts are not in it.
     The learned tokens are between ⟦ and ⟧. A weight in the loss other than 1 follows the bracket: ⟦Four.⟧*0.5.
     """
     run = compose_arguments(arguments).config
