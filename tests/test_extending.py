@@ -80,7 +80,7 @@ class FadedConfig:
         Edit(
             "skyrl/config/settings/losses.py",
             '    "importance_sampling": LossFacts(',
-            '    "faded": LossFacts(made_by="clipped_losses:FadedLoss", table="faded"),\n',
+            '    "faded": LossFacts(loss_class="clipped_losses:FadedLoss", table="faded"),\n',
         ),
         Edit("skyrl/config/settings/algorithm.py", "    GMPOConfig,", "    FadedConfig,\n"),
         Edit(
@@ -188,7 +188,8 @@ class Offline:
         Edit(
             "skyrl/config/settings/trackers.py",
             '    "mlflow": TrackerFacts(',
-            '    "listed": TrackerFacts(made_by="skyrl.tracking.offline:Offline", package="json", extra="listed"),\n',
+            '    "listed": TrackerFacts(\n'
+            '        tracker_class="skyrl.tracking.offline:Offline", package="json", extra="listed"\n    ),\n',
         ),
     ),
     """
@@ -310,7 +311,7 @@ class OtherServer:
             "skyrl/config/derive/engine_backends.py",
             '    "sglang": attrs.evolve(',
             """    "other": EngineBackend(
-        dialect="skyrl.inference.servers.other_server:OtherServer", is_started_by_the_run=False, transports=("disk",)
+        server_api="skyrl.inference.servers.other_server:OtherServer", is_started_by_the_run=False, transports=("disk",)
     ),
 """,
         ),
@@ -333,7 +334,7 @@ written = {path for path in loaded.origins if path in reported}
 assert written == {ENGINE + "enforce_eager"}, (written, check(run, loaded.origins))
 engine = run.generator.inference_engine
 control = SimpleNamespace(url=engine.external_server_urls[0])
-server = load_builtin(backend_of(engine).dialect).of_engine(engine, control, control, "deadlines", None)
+server = load_builtin(backend_of(engine).server_api).of_engine(engine, control, control, "deadlines", None)
 assert (type(server).__name__, server.url) == ("OtherServer", "http://127.0.0.1:7")
 """,
 )

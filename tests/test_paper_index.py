@@ -70,7 +70,7 @@ def test_the_index_says_what_each_loss_reads() -> None:
             fields_of(facts),
             yes(facts.reads_old_logprobs),
             yes(facts.reads_rollout_logprobs),
-            yes(facts.of_whole_answers),
+            yes(facts.expects_sequence_mean),
             yes(facts.takes_corrections),
         )
         assert f"| {' | '.join(cells)} |" in INDEX

@@ -59,7 +59,7 @@ TIMED = {
     "skyrl.weight_sync.publish": {"transfer": ["WeightSync._send"]},
     "skyrl.weight_sync.canary": {"transfer: canary": ["Canary.compare"]},
     "skyrl.weight_sync.transports": {
-        "transfer: send and load": ["BroadcastTransport.send", "NativeTransport.send"],
+        "transfer: send and load": ["BroadcastTransport.send", "VLLMNativeTransport.send"],
     },
     "skyrl.inference.pool.client": {
         "transfer: pause": ["InferenceEngineClient.pause"],
@@ -68,8 +68,8 @@ TIMED = {
         "end: engines": ["InferenceEngineClient.close"],
     },
     "skyrl.weight_sync.senders": {"transfer: sender": ["BroadcastSender.__call__"], "transfer: digests": ["digest"]},
-    "skyrl.weight_sync.native": {
-        "transfer: sender": ["NativeSender.__call__"],
+    "skyrl.weight_sync.vllm_native": {
+        "transfer: sender": ["VLLMNativeSender.__call__"],
         "transfer: digests": ["digest_word", "Digests.add", "Digests.in_hex"],
     },
     "skyrl.weight_receiver.transfer_group": {
@@ -85,7 +85,7 @@ TIMED = {
         "start: engine": ["VLLMEngine.__init__"],
         "end: engine": ["VLLMEngine.close"],
         "generate: a request": ["VLLMEngine._generate"],
-        "transfer: load": ["VLLMEngine._reload"],
+        "transfer: load": ["VLLMEngine._reload_weights"],
         "transfer: pause": ["VLLMEngine._pause"],
         "transfer: resume": ["VLLMEngine._resume"],
         "transfer: wake": ["VLLMEngine.wake"],
@@ -95,8 +95,8 @@ TIMED = {
     },
     "skyrl.inference.vllm.backend": {"transfer: forget": ["Backend.forget"]},
     "skyrl.inference.vllm.worker": {
-        "transfer: load in the worker": ["WeightReceiver.skyrl_load_weights"],
-        "transfer: heads": ["WeightReceiver._skyrl_renew_heads"],
+        "transfer: load in the worker": ["WorkerExtension.skyrl_load_weights"],
+        "transfer: heads": ["WorkerExtension._skyrl_renew_heads"],
     },
     "vllm.model_executor.model_loader.reload.layerwise": {
         "transfer: reload begins": ["initialize_layerwise_reload"],

@@ -10,7 +10,13 @@ from attrs import evolve, frozen
 
 from skyrl.errors import WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
-from skyrl.weight_receiver.incoming_weights import Broadcast, IncomingWeights, Native, RemoteWeights, acknowledgement
+from skyrl.weight_receiver.incoming_weights import (
+    BroadcastWeights,
+    IncomingWeights,
+    RemoteWeights,
+    VLLMNativeWeights,
+    acknowledgement,
+)
 
 
 @frozen(kw_only=True)
@@ -88,8 +94,9 @@ class EngineControl:
         await self._change(self._engines.resume)
 
     async def load_weights(self, incoming: RemoteWeights) -> str:
-        """Replace the weights of all engines, which drop everything computed from the old ones. Returns the receipt of
-        the weights, or the reason of a failure. The version stays the old one until `name_weights` sets another.
+        """Replace the weights of all engines, which drop everything computed from the old ones. Returns the
+        acknowledgement of the weights, or the reason of a failure. The version stays the old one until `name_weights`
+        sets another.
         """
         try:
             await self._change(lambda: self._load(incoming))
@@ -109,7 +116,7 @@ class EngineControl:
         if not self.is_paused:
             raise WeightSyncError("weights arrived before the engines were paused")
         count, before = len(self._engines.in_service), self._engines.weight_version
-        if isinstance(incoming, Broadcast | Native) and count > 1:
+        if isinstance(incoming, BroadcastWeights | VLLMNativeWeights) and count > 1:
             raise WeightSyncError(f"{count} engines cannot act as one member of a group: send files")
         self._versions[before + 1] = self._versions[before]
         await self._engines.load_weights([incoming] * count, before + 1)

@@ -21,8 +21,8 @@ from skyrl.config.loading.kinds import kind_of
 from skyrl.config.settings.alarms import alarms_of
 from skyrl.config.settings.learners import LearnerConfig
 from skyrl.errors import ConfigError, RunError, render
-from skyrl.experiments.collaborators import start_processes
 from skyrl.experiments.exports import policy_export
+from skyrl.experiments.factories import start_processes
 from skyrl.learners.ranks import Ranks, Rendezvous
 from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker

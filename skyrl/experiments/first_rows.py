@@ -23,7 +23,7 @@ from skyrl.chats.spellings import FullestSpelling, Spelling, spellings
 from skyrl.chats.text import Message
 from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.every_kind import evaluates
-from skyrl.config.derive.sizes import samples
+from skyrl.config.derive.sizes import draws_rollouts
 from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
 from skyrl.config.loading.kinds import is_preference_run, reads_chats, reads_pairs
 from skyrl.data.conversations import refuse_media, tools_of, with_system, without_nulls
@@ -283,8 +283,8 @@ def _sources(run: SkyRLTrainConfig, *, training: bool) -> Iterator[tuple[str, st
     """Dotted path and name of each source that is a file or an installed task of reasoning-gym; another check reports
     those that are missing.
     """
-    fields = {"data.train_data": run.data.train_data if training and samples(run) else ()}
-    fields["data.val_data"] = run.data.val_data if samples(run) and evaluates(run.trainer) else ()
+    fields = {"data.train_data": run.data.train_data if training and draws_rollouts(run) else ()}
+    fields["data.val_data"] = run.data.val_data if draws_rollouts(run) and evaluates(run.trainer) else ()
     for field, sources in fields.items():
         for source in sources:
             if _is_file(source) or (source.startswith(SCHEME) and not _refused(source)):

@@ -8,7 +8,7 @@ from typing import Literal
 from skyrl.config import GeneratorConfig, ModelConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.derive.rl_models import TEACHER
-from skyrl.config.derive.sizes import models_of, samples
+from skyrl.config.derive.sizes import draws_rollouts, models_of
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.kinds import is_preference_run, reads_chats, roles_of
 from skyrl.errors import ConfigError, Problem
@@ -157,7 +157,7 @@ def router_settings_need_experts(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def policy_has_chat_template(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A chat template writes the prompts."""
     files = readable_files(run.trainer.policy.model.path, run.trainer.tokenizer_path)
-    if files is None or not samples(run):
+    if files is None or not draws_rollouts(run):
         return
     try:
         template = configured_template(run.generator.chat_template)
@@ -181,7 +181,7 @@ def answers_fit(table: Literal["sampling_params", "eval_sampling_params"]) -> Ch
 
     def fits(run: SkyRLTrainConfig) -> Iterator[Problem]:
         files = readable_files(run.trainer.policy.model.path, run.trainer.tokenizer_path)
-        if files is None or not samples(run):
+        if files is None or not draws_rollouts(run):
             return
         replaced = run.trainer.policy.model_config_kwargs.get("max_position_embeddings")
         positions = replaced if isinstance(replaced, int) else files.positions

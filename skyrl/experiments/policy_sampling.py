@@ -17,14 +17,14 @@ from skyrl.config.derive.sizes import starts_engines
 from skyrl.data.prompts import PromptDataset
 from skyrl.endpoint.client_access import Address, ClientAccess
 from skyrl.errors import DataError
-from skyrl.experiments.collaborators import (
+from skyrl.experiments.experiment import BaseExp
+from skyrl.experiments.factories import (
     engine_changes,
     engine_makers,
     engine_restarts,
     in_flight_policy,
     longest_sequence,
 )
-from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.sampling import first_prompts, read_prompts
 from skyrl.experiments.served_policy import address_of_clients, served_policy
 from skyrl.experiments.servers import server_engines

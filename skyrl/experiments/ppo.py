@@ -34,7 +34,7 @@ from skyrl.config.derive.rl_models import (
 from skyrl.config.derive.sizes import Model, grid_of, on_ray, replicas_of, starts_engines
 from skyrl.errors import UserError
 from skyrl.experiments import teachers
-from skyrl.experiments.collaborators import (
+from skyrl.experiments.factories import (
     engine_makers,
     longest_sequence,
     parity_canary,
@@ -331,10 +331,10 @@ class BasePPOExp(PolicySampling):
             self.client,
             transport,
             parity_canary(self.cfg, prompts),
-            arrived=rollouts.set_weights_version,
+            on_version=rollouts.set_weights_version,
             interval=asynchronous.steps_per_sync if asynchronous.enabled else 1,
             canary_interval=self.cfg.generator.inference_engine.logprob_parity_interval,
-            in_time=self.shutdown.in_time,
+            until_stopped=self.shutdown.in_time,
         )
 
     def get_rollouts(self) -> Rollouts:
@@ -521,7 +521,7 @@ class BasePPOExp(PolicySampling):
         """
         if self.engine_changes is not None:
             await self.engine_changes.handle_requests()
-        if sync.is_behind if newest else sync.is_missing:
+        if sync.is_behind if newest else sync.weights_discarded:
             await self.time_sharing.for_transfer("policy")
             await sync.catch_up()
         await self.time_sharing.for_engines()

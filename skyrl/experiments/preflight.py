@@ -18,7 +18,7 @@ from typing import Any
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.engine_backends import backend_of, server_urls
 from skyrl.config.derive.every_kind import evaluates, has_flash_attention
-from skyrl.config.derive.sizes import on_ray, samples, sizes_of, starts_engines
+from skyrl.config.derive.sizes import draws_rollouts, on_ray, sizes_of, starts_engines
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
 from skyrl.config.loading.kinds import kind_of
@@ -72,7 +72,7 @@ _ENGINE = "generator.inference_engine"
 def servers_receive_trained_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Servers get the trained weights: samples of a model that never changes are not those of the policy."""
     engine = run.generator.inference_engine
-    if not samples(run) or starts_engines(run):
+    if not draws_rollouts(run) or starts_engines(run):
         return
     if engine.weight_sync_backend == "none":
         hint = "set it to disk; skyrl eval and skyrl generate take servers with their own weights"
@@ -302,23 +302,23 @@ def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
     if on_ray(run):
         yield "trainer.placement.executor", "ray", "ray"
     backend = backend_of(run.generator.inference_engine)
-    if backend.package and samples(run):
+    if backend.package and draws_rollouts(run):
         yield "generator.inference_engine.backend", backend.package, backend.extra
     if run.trainer.use_liger_kernel and run.trainer.device == "cuda":
         yield "trainer.use_liger_kernel", "liger_kernel", "liger"
     if package := facts_of(run.trainer).package:
         yield "trainer.strategy", package, package
-    if MCP in run.environment.names and samples(run):
+    if MCP in run.environment.names and draws_rollouts(run):
         yield f"{MCP_TABLE}.servers", "mcp", "mcp"
     agent = "environment.agent" if run.environment.agent.plays else None
-    if samples(run) and (run.generator.inference_engine.enable_http_endpoint or agent):
+    if draws_rollouts(run) and (run.generator.inference_engine.enable_http_endpoint or agent):
         yield agent or "generator.inference_engine.enable_http_endpoint", "starlette", "serve"
         yield agent or "generator.inference_engine.enable_http_endpoint", "uvicorn", "serve"
 
 
 def data_files_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Each source exists. Recorded samples need no prompts."""
-    if not samples(run):
+    if not draws_rollouts(run):
         return
     yield from missing_data("data.train_data", run.data.train_data)
     if evaluates(run.trainer):
@@ -328,12 +328,12 @@ def data_files_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def the_task_can_be_imported(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The environment or reward function of the configuration exists, if it is used."""
     try:
-        if run.environment.task is not None and samples(run):
+        if run.environment.task is not None and draws_rollouts(run):
             find_env(run.environment.task)
     except TaskError as error:
         yield Problem(path="environment.env_class", message=str(error))
     try:
-        if run.environment.agent.plays and samples(run):
+        if run.environment.agent.plays and draws_rollouts(run):
             agent_of(run.environment.agent, run.environment.skyrl_gym.sandbox_tier)
     except UserError as error:
         yield Problem(path="environment.agent", message=str(error))
@@ -342,7 +342,7 @@ def the_task_can_be_imported(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def the_sandbox_starts(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The sandbox of the policy's programs starts here, in the strongest tier or in the one that is chosen."""
     path, tier = "environment.skyrl_gym.sandbox_tier", run.environment.skyrl_gym.sandbox_tier
-    if not samples(run) or not sandboxed_parts(run.environment, run.environment.names):
+    if not draws_rollouts(run) or not sandboxed_parts(run.environment, run.environment.names):
         return
     if tier == "auto":
         chosen = strongest_tier()
@@ -357,7 +357,7 @@ def the_sandbox_starts(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def mcp_servers_offer_tools(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The servers of the environment `mcp` start and list their tools, and its reward exists. Starts the servers."""
     gym = run.environment.skyrl_gym
-    if MCP not in run.environment.names or not samples(run) or importlib.util.find_spec("mcp") is None:
+    if MCP not in run.environment.names or not draws_rollouts(run) or importlib.util.find_spec("mcp") is None:
         return
     if gym.mcp.reward is None or not all(server.has_one_place for server in gym.mcp.servers):
         return  # another check reports it

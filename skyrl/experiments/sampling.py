@@ -19,7 +19,7 @@ from skyrl.data.sources import Columns
 from skyrl.data.stored_prompts import PromptStore
 from skyrl.data.stream_cursor import StreamCursor
 from skyrl.errors import DataError
-from skyrl.experiments.collaborators import stream_limits
+from skyrl.experiments.factories import stream_limits
 from skyrl.experiments.samplers import SampledRows, sampler_of
 from skyrl.experiments.unrewardable_rows import asked_of_tasks, unrewardable_reason
 from skyrl.rollout.batches import Rollouts, SynchronousRollouts

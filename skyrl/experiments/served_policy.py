@@ -8,7 +8,7 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.endpoint.client_access import TOKEN_VARIABLE, Address, ClientAccess
 from skyrl.endpoint.policy import ServedPolicy
-from skyrl.experiments.collaborators import longest_sequence
+from skyrl.experiments.factories import longest_sequence
 from skyrl.processes.credentials import api_key
 from skyrl.tree import required
 

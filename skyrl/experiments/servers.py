@@ -12,9 +12,9 @@ from skyrl.config.foundation.import_paths import load_builtin
 from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import UserError
 from skyrl.inference.engine import InferenceEngine
-from skyrl.inference.servers.dialects import Dialect, ServerDeadlines
 from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.http_engine import HttpEngine
+from skyrl.inference.servers.server_api import ServerApi, ServerDeadlines
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.processes.credentials import api_key
 from skyrl.processes.naming.stores import awaited
@@ -80,9 +80,9 @@ def _addresses(engine: InferenceEngineConfig, seconds: float) -> tuple[str | Non
 
 def _dialect(
     engine: InferenceEngineConfig, url: str, router: str | None, deadlines: ServerDeadlines, workers: int | None
-) -> Dialect:
+) -> ServerApi:
     token = None if engine.external_token is None else api_key(engine.external_token.name)
     samples = Connection(router or url, token=token, most=engine.max_num_seqs)
     control = Connection(url, token=token, most=8)  # a separate one: a command does not wait behind samples
-    dialect: type[Dialect] = load_builtin(backend_of(engine).dialect)
-    return dialect.of_engine(engine, samples, control, deadlines, workers)
+    server_class: type[ServerApi] = load_builtin(backend_of(engine).server_api)
+    return server_class.of_engine(engine, samples, control, deadlines, workers)

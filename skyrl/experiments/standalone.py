@@ -13,7 +13,7 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.sizes import on_ray, sizes_of, starts_engines
 from skyrl.endpoint.client_access import Address
 from skyrl.errors import Problem, Stopped
-from skyrl.experiments.collaborators import NO_ADAPTERS, EngineAdapters, engine_makers, engine_restarts, start_processes
+from skyrl.experiments.factories import NO_ADAPTERS, EngineAdapters, engine_makers, engine_restarts, start_processes
 from skyrl.experiments.first_rows import first_rows_can_be_used
 from skyrl.experiments.model_checks import answers_fit, models_exist, policy_has_chat_template
 from skyrl.experiments.policy_sampling import PolicySampling

@@ -25,7 +25,7 @@ from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.sizes import grid_of, sizes_of, starts_engines
 from skyrl.config.settings.trackers import names_of
 from skyrl.errors import Problem, ResumeError, Stopped
-from skyrl.experiments.collaborators import NO_ADAPTERS, EngineAdapters, longest_sequence, start_processes
+from skyrl.experiments.factories import NO_ADAPTERS, EngineAdapters, longest_sequence, start_processes
 from skyrl.experiments.preflight import trackers_can_be_had
 from skyrl.experiments.standalone import StandaloneSampling, model_checks
 from skyrl.inference.engine import InferenceEngine
@@ -63,7 +63,7 @@ from skyrl.training_service.serving import serving_training
 from skyrl.tree import evolve_at
 from skyrl.tree.files import stored_text
 from skyrl.tree.rules import Check
-from skyrl.weight_receiver.incoming_weights import Shared
+from skyrl.weight_receiver.incoming_weights import SharedWeights
 
 TOKENS_PER_PASS = 8192
 """Tokens that go through the model together, unless `trainer.max_tokens_per_microbatch` bounds them."""
@@ -131,7 +131,7 @@ class ServedModels:
             self._versions += 1
             await self._client.pause()
             try:
-                await self._client.load_weights([Shared(weights)], self._versions)
+                await self._client.load_weights([SharedWeights(weights)], self._versions)
             finally:
                 await self._client.resume()
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from skyrl.errors import ModelError, WeightSyncError
 from skyrl.inference.weights import refuse_not_loaded
 from skyrl.models.files.stored_adapter import stored_settings, stored_tensors
-from skyrl.models.low_rank import LowRank, Updates, attach, of_layers
+from skyrl.models.low_rank import LowRank, Updates, of_layers, set_updates
 from skyrl.storage.modes import save_tensors
-from skyrl.weight_receiver.incoming_weights import Adapter, Shared, summarize_problems
+from skyrl.weight_receiver.incoming_weights import Adapter, SharedWeights, summarize_problems
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 
@@ -68,7 +68,7 @@ def apply_adapter(model: nn.Module, adapter: Adapter) -> None:
     """
     refuse_foreign(adapter, linear_layers(model))
     updates = _received_updates(adapter)
-    attach(model, updates)
+    set_updates(model, updates)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     layer_updates = dict(zip(layers, of_layers(list(layers.values())), strict=True))
     for part in ("a", "b"):
@@ -142,4 +142,4 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
 
 def shared(tensors: Sequence[tuple[str, Tensor]], *, rank: int, alpha: float) -> Adapter:
     """An adapter whose tensors are in this process: nothing is sent."""
-    return Adapter(tensors=Shared(tuple(tensors)), rank=rank, alpha=alpha)
+    return Adapter(tensors=SharedWeights(tuple(tensors)), rank=rank, alpha=alpha)

@@ -118,7 +118,7 @@ class GenerationRequest:
     top_logprobs: int = 0
     """Number of likeliest tokens in `Completion.top_logprobs`; 0: none are reported."""
 
-    elsewhere: Callable[[int], Awaitable[Completion]] | None = field(default=None, eq=False, repr=False)
+    draw_elsewhere: Callable[[int], Awaitable[Completion]] | None = field(default=None, eq=False, repr=False)
     """Has another engine draw the sample of this index of `keys`, for an engine whose answer may be lost. Raises
     `RunError`. None where no other engine serves."""
 

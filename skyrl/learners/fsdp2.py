@@ -128,7 +128,7 @@ class Fsdp2(DataParallel):
             self.optimizer.zero_grad(set_to_none=True)
 
     def named_shapes(self) -> dict[str, Tensor]:
-        """Every weight by name, tied ones once: tensors with the shape and type of the whole weight."""
+        """Every weight by name, each tied weight once: tensors with the shape and type of the whole weight."""
         return dict(self._stored_weights())
 
     def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:

@@ -82,10 +82,10 @@ class RankMetrics:
     loads: Loads = ()
     """Tokens that chose each expert of a mixture of experts; add up over micro-batches and ranks."""
 
-    def merged_with(self, watched: Sequence[Mapping[str, Moments]], factor: float) -> RankMetrics:
+    def merged_with(self, measured_only: Sequence[Mapping[str, Moments]], factor: float) -> RankMetrics:
         """These metrics with the moments of rows that were only measured, each of which counts `factor` times."""
         moments = dict(self.moments)
-        for part in watched:
+        for part in measured_only:
             moments |= {name: moments.get(name, Moments()) + item.times(factor) for name, item in part.items()}
         return attrs.evolve(self, moments=moments)
 

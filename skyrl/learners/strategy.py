@@ -137,7 +137,7 @@ class Strategy(Protocol):
         """Drop the gradients accumulated since the last step."""
 
     def named_shapes(self) -> dict[str, Tensor]:
-        """Every weight by name, tied ones once: tensors with the shape and type of the whole weight."""
+        """Every weight by name, each tied weight once: tensors with the shape and type of the whole weight."""
 
     def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Every weight by name, in its whole shape, one at a time; the model's own tensors if nothing is sharded or

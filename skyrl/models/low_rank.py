@@ -30,8 +30,8 @@ class LowRank:
         return product
 
 
-def attach(model: nn.Module, updates: Mapping[str, LowRank]) -> None:
-    """Sets the update of each named linear layer, on the layer's device and in its type, and removes all others.
+def set_updates(model: nn.Module, updates: Mapping[str, LowRank]) -> None:
+    """Set the update of each named linear layer, on the layer's device and in its type, and remove all others.
 
     An update of the size of the layer's last one is copied to its memory, where CUDA graphs read it.
     """

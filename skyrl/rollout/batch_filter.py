@@ -8,7 +8,7 @@ from random import Random
 import attrs
 
 from skyrl.config import AlgorithmConfig, GeneratorConfig
-from skyrl.config.derive.chosen_facts import estimator_facts
+from skyrl.config.derive.algorithm_facts import estimator_facts
 from skyrl.errors import RunError
 from skyrl.rollout.filters import has_reward_variance, masked_out, with_replacements
 from skyrl.rollout.gates import Gates

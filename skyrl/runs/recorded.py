@@ -82,7 +82,7 @@ class RecordedRollouts:
 class NoEngines:
     """Weight transfer of a run without engines."""
 
-    is_behind = is_missing = False
+    is_behind = weights_discarded = False
 
     async def catch_up(self) -> None:
         """Does nothing: there are no engines."""

@@ -7,7 +7,7 @@ from math import gcd
 from typing import Any
 
 from skyrl.config.derive.rl_models import has_critic
-from skyrl.config.derive.sizes import models_of, on_ray, samples, sizes_of
+from skyrl.config.derive.sizes import draws_rollouts, models_of, on_ray, sizes_of
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.planning.layout import layout
 
@@ -84,7 +84,7 @@ def folded_lines(run: SkyRLTrainConfig, changes: Mapping[str, Any]) -> list[str]
         f"batches of {trainer.train_batch_size:,} prompts with {generator.n_samples_per_prompt} answers: "
         f"{changes['trainer.train_batch_size']} with {changes['generator.n_samples_per_prompt']}"
     )
-    if samples(run):
+    if draws_rollouts(run):
         longest = generator.sampling_params.max_generate_length
         short = changes["generator.sampling_params.max_generate_length"]
         lines.append(f"answers of up to {longest:,} tokens: up to {short}")

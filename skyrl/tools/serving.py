@@ -89,7 +89,7 @@ def _serve(
 ) -> None:
     from skyrl.endpoint.control import EngineControl
     from skyrl.endpoint.http.server import serving
-    from skyrl.experiments.collaborators import EngineAdapters
+    from skyrl.experiments.factories import EngineAdapters
     from skyrl.experiments.served_policy import served_policy
     from skyrl.experiments.standalone import StandaloneSampling
 

@@ -79,7 +79,7 @@ def _redacted(text: str | None) -> str | None:
 
 
 def _make_tracker(name: str, run: TrackedRun) -> Tracker:
-    tracker: Tracker = load_builtin(TRACKERS[name].made_by).of_run(run)
+    tracker: Tracker = load_builtin(TRACKERS[name].tracker_class).of_run(run)
     return tracker
 
 

@@ -29,8 +29,8 @@ from skyrl.algorithms.normalization import normalize
 from skyrl.algorithms.returns import generalized_advantages
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, DistillationConfig, NormConfig, TrainerConfig
-from skyrl.config.derive.chosen_facts import estimator_facts
-from skyrl.config.foundation.peer_signatures import ESTIMATOR_FORMS, form_of
+from skyrl.config.derive.algorithm_facts import estimator_facts
+from skyrl.config.foundation.peer_signatures import ESTIMATOR_SIGNATURES, peer_signature_of
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry
 from skyrl.errors import RunError
 from skyrl.training.peer_functions import PeerEstimator, checked_estimator
@@ -187,9 +187,7 @@ def _estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
         case "gpg":
             return Compared(rescaled_for_silent_groups)
     user_estimator: AdvantageEstimator = AdvantageEstimatorRegistry.object(name, algorithm.advantage)
-    form = form_of(user_estimator, ESTIMATOR_FORMS)
-    return (
-        user_estimator
-        if form is None
-        else checked_estimator(PeerEstimator(function=user_estimator, form=form, algorithm=algorithm))
-    )
+    signature = peer_signature_of(user_estimator, ESTIMATOR_SIGNATURES)
+    if signature is None:
+        return user_estimator
+    return checked_estimator(PeerEstimator(function=user_estimator, signature=signature, algorithm=algorithm))

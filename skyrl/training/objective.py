@@ -19,9 +19,9 @@ from skyrl.algorithms.reductions import (
 )
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, OffPolicyCorrectionConfig
-from skyrl.config.derive.chosen_facts import loss_facts
+from skyrl.config.derive.algorithm_facts import loss_facts
 from skyrl.config.foundation.import_paths import load_builtin
-from skyrl.config.foundation.peer_signatures import LOSS_FORMS, form_of
+from skyrl.config.foundation.peer_signatures import LOSS_SIGNATURES, peer_signature_of
 from skyrl.config.settings.algorithm import LossReduction
 from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.config.settings.registry import PolicyLossRegistry
@@ -122,7 +122,7 @@ class PolicyObjective:
         rows = self._contributing(batch).nonzero().squeeze(1)
         return weighed if len(rows) in (0, len(batch)) else weighed.select(rows)
 
-    def watched(self, batch: TrainingBatch) -> tuple[TrainingBatch, float] | None:
+    def measured_only(self, batch: TrainingBatch) -> tuple[TrainingBatch, float] | None:
         """A sample of the rows that `weigh` leaves out because they have no advantage, weighed, and the number of
         left-out tokens that each of its tokens stands for in metrics. None if there is no such row, or if none
         contributes.
@@ -250,15 +250,15 @@ def policy_loss(algorithm: AlgorithmConfig, reduction: Reduction | None = None) 
     """
     if algorithm.policy_loss_type not in POLICY_LOSSES:
         user_loss: PolicyLoss = PolicyLossRegistry.object(algorithm.policy_loss_type, algorithm.policy_loss)
-        form = form_of(user_loss, LOSS_FORMS)
-        if form is None:
+        signature = peer_signature_of(user_loss, LOSS_SIGNATURES)
+        if signature is None:
             return checked_per_token_loss(user_loss)
         weigh = reduction or Reduction(name=algorithm.loss_reduction, max_seq_len=algorithm.max_seq_len)
-        return checked_loss(ReducedLoss(function=user_loss, form=form, algorithm=algorithm), weigh)
+        return checked_loss(ReducedLoss(function=user_loss, signature=signature, algorithm=algorithm), weigh)
     facts = loss_facts(algorithm)
     settings = {name: getattr(algorithm, name) for name in facts.fields}
     if facts.table:
         table = getattr(algorithm, facts.table)
         settings |= {name: getattr(table, name) for name in fields_of(type(table))}
-    loss: PolicyLoss = load_builtin(f"skyrl.algorithms.{facts.made_by}")(**settings)
+    loss: PolicyLoss = load_builtin(f"skyrl.algorithms.{facts.loss_class}")(**settings)
     return loss

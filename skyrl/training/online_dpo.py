@@ -9,7 +9,7 @@ from torch import Tensor
 from skyrl.algorithms.ranked_pairs import Answers, OnlineDPOLoss, ranked_pairs, ties
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
-from skyrl.config.derive.chosen_facts import loss_facts
+from skyrl.config.derive.algorithm_facts import loss_facts
 from skyrl.training.describe import Metrics
 from skyrl.training.scorer import Scorer
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from skyrl.algorithms.losses import LossInputs, PolicyLoss
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig
-from skyrl.config.foundation.peer_signatures import Form, parameters_of
+from skyrl.config.foundation.peer_signatures import PeerSignature, parameters_of
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.frames import described
 
@@ -138,13 +138,13 @@ class Answers:
 
 @attrs.frozen(kw_only=True)
 class ReducedLoss:
-    """A policy loss of SkyRL's or verl's form, as one of skyrl's.
+    """A policy loss in SkyRL's or verl's signature, as one of skyrl's.
 
     Every token of a micro-batch gets the same loss, such that its weighted sum is what the function gives.
     """
 
     function: Callable[..., object]
-    form: Form
+    signature: PeerSignature
     algorithm: AlgorithmConfig
     sums: bool = False
     """Whether the function sums over tokens; otherwise it takes a mean."""
@@ -186,7 +186,9 @@ class ReducedLoss:
             "cliprange_high": config.clip_ratio_high,
             "clip_ratio_c": config.clip_ratio_c,
         }
-        loss, numbers = _loss_and_numbers(self.function(**_requested_arguments(self.function, self.form, arguments)))
+        loss, numbers = _loss_and_numbers(
+            self.function(**_requested_arguments(self.function, self.signature, arguments))
+        )
         self._numbers.update(numbers)
         return (loss / weight if self.sums else loss).expand_as(inputs.logprobs)
 
@@ -197,10 +199,10 @@ class ReducedLoss:
 
 @attrs.frozen(kw_only=True)
 class PeerEstimator:
-    """An advantage estimator of SkyRL's or verl's form, as one of skyrl's."""
+    """An advantage estimator in SkyRL's or verl's signature, as one of skyrl's."""
 
     function: Callable[..., object]
-    form: Form
+    signature: PeerSignature
     algorithm: AlgorithmConfig
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
@@ -220,12 +222,12 @@ class PeerEstimator:
             "grpo_norm_by_std": self.algorithm.grpo_norm_by_std,
             "norm_adv_by_std_in_grpo": self.algorithm.grpo_norm_by_std,
         }
-        result = self.function(**_requested_arguments(self.function, self.form, arguments))
+        result = self.function(**_requested_arguments(self.function, self.signature, arguments))
         advantages = result[0] if isinstance(result, Sequence) and result else result
         if not isinstance(advantages, Tensor) or advantages.shape != mask.shape:
             raise TypeError(
-                f"an estimator of {self.form.system}'s form gives (advantages, returns), each of the shape of "
-                f"response_mask, and not {_shape(result)}"
+                f"an estimator of {self.signature.system}'s signature returns (advantages, returns), each of the shape "
+                f"of response_mask, and not {_shape(result)}"
             )
         return answers.put_back(torch.where(mask, advantages.float(), 0.0), batch.loss_mask.shape[1])
 
@@ -290,12 +292,14 @@ def _refused(field: str, message: str) -> ConfigError:
     return ConfigError([Problem(path=f"trainer.algorithm.{field}", message=message)])
 
 
-def _requested_arguments(function: object, form: Form, arguments: Mapping[str, object]) -> dict[str, object]:
-    """Arguments of the form that the function names; all of them if it takes `**kwargs`."""
+def _requested_arguments(
+    function: object, signature: PeerSignature, arguments: Mapping[str, object]
+) -> dict[str, object]:
+    """Arguments of the signature that the function names; all of them if it takes `**kwargs`."""
     parameters = parameters_of(function) or ()
     names = {parameter.name for parameter in parameters}
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    return {name: arguments[name] for name in form.gives if name in names or takes_all}
+    return {name: arguments[name] for name in signature.parameters if name in names or takes_all}
 
 
 def _loss_and_numbers(result: object) -> tuple[Tensor, dict[str, float]]:

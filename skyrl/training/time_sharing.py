@@ -24,8 +24,9 @@ _WEIGHTS: tuple[Part, ...] = ("model",)
 
 
 MEMORY_PER_WEIGHT = 6
-"""Memory that one process keeps on its GPU, as a multiple of its models' weights in float32: the weights, gradients and
-two moments of AdamW, and at most as much again for copies in 16 bits and for the engine's own weights."""
+"""Memory that one process holds on its GPU between passes, in multiples of its models' weights in float32: these
+weights, gradients and the two moments of AdamW, and at most half as much again for copies in 16 bits and for the
+engine's own weights."""
 
 
 def is_room_for_all() -> bool:

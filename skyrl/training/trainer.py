@@ -134,7 +134,7 @@ class PPOTrainer:
             batch = batch.with_fields(values=await self.critic.score(batch))  # V of the state before each token
         hint_metrics: Metrics = {"loss/hinted": hinted_share(batch)} if TEACHER_PROMPT in batch.extras else {}
         if self.teacher:
-            batch = await self.teacher(batch, row_sources(groups))  # log nu, or what gives nu of all tokens
+            batch = await self.teacher(batch, row_sources(groups))  # log nu, or what it is computed from
         rewards, shaping_metrics = self.shape_rewards(batch)  # r_t, less beta KL(pi_old || pi_ref) if configured
         batch = batch.with_fields(rewards=rewards)
         if self.reference and self.pairs:  # log pi_ref of the answers that the rewards put into pairs

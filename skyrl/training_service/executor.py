@@ -95,7 +95,7 @@ class Executor:
         """Load the stored state and replay the journal. Raises what the backend raises, and `UserError` for the folder
         of another base model.
         """
-        self._store.claim(self._model.names[0])
+        self._store.bind_base_model(self._model.names[0])
         self.weights.mkdir(parents=True, exist_ok=True)
         self._remove_unneeded()
         for row in self._store.all("SELECT model, folder, spec FROM states JOIN models ON models.id = states.model"):

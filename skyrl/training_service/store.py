@@ -207,7 +207,7 @@ class Store:
         row = self.fetch_one("SELECT value FROM facts WHERE name = 'state_tick'")
         return 0 if row is None else int(row["value"])
 
-    def claim(self, model: str) -> None:
+    def bind_base_model(self, model: str) -> None:
         """Note whose models the folder holds. Raises `UserError` if they are those of another base model."""
         self.run("INSERT OR IGNORE INTO facts VALUES ('model', ?)", model)
         known = self._require_row("SELECT value FROM facts WHERE name = 'model'")["value"]

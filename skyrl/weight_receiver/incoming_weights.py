@@ -42,7 +42,9 @@ class WeightInfo:
 
 
 class IncomingWeights(Protocol):
-    """A complete set of weights, tied ones once. It can be pickled, and is opened where the engine's model lives."""
+    """A complete set of weights, each tied weight once, or the tensors of an adapter alone (`Adapter`). It can be
+    pickled, and is opened where the engine's model lives.
+    """
 
     @property
     def weights(self) -> Sequence[WeightInfo]:
@@ -58,7 +60,7 @@ class IncomingWeights(Protocol):
 
 
 @attrs.frozen
-class Shared:
+class SharedWeights:
     """Weights in the memory of this process: nothing is sent."""
 
     tensors: tuple[tuple[str, Tensor], ...]
@@ -88,7 +90,7 @@ class Adapter:
 
 
 @frozen(kw_only=True)
-class Folder:
+class FolderWeights:
     """Weights in safetensors files of a folder that learner and engine share."""
 
     path: str = field(validator=instance_of(str))
@@ -126,7 +128,7 @@ _HELD: dict[str, dict[str, tuple[str, Tensor]]] = {}
 
 
 @frozen(kw_only=True)
-class Delta:
+class DeltaWeights:
     """Weights in files of a shared folder, or of an object store, to which each version adds those that changed.
 
     A weight that this process holds with the same digest is taken from memory; any other one is read. A process that
@@ -171,7 +173,7 @@ class Delta:
 
 
 @frozen(kw_only=True)
-class Broadcast:
+class BroadcastWeights:
     """Weights that the learner sends to every engine at once, over gloo."""
 
     group: TransferGroup
@@ -202,7 +204,7 @@ class Broadcast:
 
 
 @frozen(kw_only=True)
-class Native:
+class VLLMNativeWeights:
     """Weights that vLLM's own transfer engines send from GPU to GPU; `vllm_native.py` receives them."""
 
     group: TransferGroup
@@ -221,7 +223,7 @@ class Native:
 
 
 @frozen(kw_only=True)
-class UpdateGroup:
+class SGLangGroupWeights:
     """Weights that the workers of an SGLang server receive from a process group that the learner leads;
     `inference/servers/sglang_server.py` sends the requests.
     """
@@ -248,14 +250,14 @@ def acknowledgement(incoming: IncomingWeights) -> str:
     and a digest of the digests of all tensors if the set comes as files. A receiver in a group needs none: the sender
     notices if it does not join.
     """
-    if not isinstance(incoming, Folder | Delta):
+    if not isinstance(incoming, FolderWeights | DeltaWeights):
         return LOADED
     lines = "".join(f"{name} {item}\n" for name, item in sorted(incoming.digests().items()))
     return f"{LOADED} {xxhash.xxh3_128_hexdigest(lines.encode())}"
 
 
 def load_failure(outcomes: Iterable[object], incoming: IncomingWeights) -> str:
-    """An empty string if every outcome is the receipt of these weights, otherwise the reason why one is not."""
+    """An empty string if every outcome is the acknowledgement of these weights, otherwise the reason why one is not."""
     expected = acknowledgement(incoming)
     others = sorted({str(outcome or "") for outcome in outcomes} - {expected})
     if not others:
@@ -264,10 +266,15 @@ def load_failure(outcomes: Iterable[object], incoming: IncomingWeights) -> str:
     return f"the receiver does not show that it loaded what was sent ({others[0]!r})" if silent else "; ".join(others)
 
 
-RemoteWeights = Folder | Delta | Broadcast | Native
+RemoteWeights = FolderWeights | DeltaWeights | BroadcastWeights | VLLMNativeWeights
 """Sets of weights that travel between processes."""
 
-_KINDS: dict[str, type[RemoteWeights]] = {"folder": Folder, "delta": Delta, "broadcast": Broadcast, "native": Native}
+_KINDS: dict[str, type[RemoteWeights]] = {
+    "folder": FolderWeights,
+    "delta": DeltaWeights,
+    "broadcast": BroadcastWeights,
+    "native": VLLMNativeWeights,
+}
 
 
 def as_plain(incoming: RemoteWeights) -> dict[str, Any]:
@@ -327,10 +334,12 @@ def _digests(message: bytes) -> dict[str, str]:
     return digests
 
 
-def for_worker(incoming: IncomingWeights, worker: int) -> IncomingWeights:
-    """The set as worker number `worker` of an engine opens it: every member of a group has its own rank."""
-    if isinstance(incoming, Broadcast | Native):
-        return attrs.evolve(incoming, group=incoming.group.moved(worker))
+def with_worker_rank(incoming: IncomingWeights, worker: int) -> IncomingWeights:
+    """The set as worker number `worker` of an engine opens it: with its own rank if weights come through a group,
+    otherwise the same.
+    """
+    if isinstance(incoming, BroadcastWeights | VLLMNativeWeights):
+        return attrs.evolve(incoming, group=incoming.group.with_rank_offset(worker))
     return incoming
 
 

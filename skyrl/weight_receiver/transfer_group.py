@@ -4,9 +4,9 @@ Every member registers at a store that the run's driver holds. The group is form
 that none waits in a collective for a process that will never join. A member that cannot take part writes the reason to
 the same store, which ends the others' waiting at once.
 
-`Requests` and `requests` are the two ends of the learner's requests to the members, one after the other, through the
-same store. vLLM's weight-transfer engines leave it to their user how init, start, update and finish reach the workers:
-here they are JSON, including the handles of CUDA IPC. Nothing that is received is unpickled.
+`RequestSender` and `received_requests` are the two ends of the learner's requests to the members, one after the other,
+through the same store. vLLM's weight-transfer engines leave it to their user how init, start, update and finish reach
+the workers: here they are JSON, including the handles of CUDA IPC. Nothing that is received is unpickled.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ class TransferGroup:
                 channel.close()
 
     @contextmanager
-    def rendezvous(self, card: str = "") -> Iterator[Store]:
-        """Yields the store once every member has registered. The others find this one's `card` in it. Raises as `join`.
+    def rendezvous(self, details: str = "") -> Iterator[Store]:
+        """Yields the store once every member has registered. The others find this one's `details` in it. Raises as
+        `join`.
 
         An error in the body ends the waiting of the others.
         """
@@ -89,8 +90,8 @@ class TransferGroup:
             ) from error
         store = PrefixStore(self.name, tcp)
         try:
-            store.set(present(self.rank), card)
-            wait_for(store, [present(rank) for rank in range(self.size)], self.timeout, self._absent_members)
+            store.set(presence_key(self.rank), details)
+            wait_for(store, [presence_key(rank) for rank in range(self.size)], self.timeout, self._absent_members)
             yield store
             _IDLE[self.host, self.port].append(tcp)  # one that failed is not used again
         except WeightSyncError as error:
@@ -101,7 +102,7 @@ class TransferGroup:
             self.abort(reason)
             raise WeightSyncError(f"the weight transfer failed ({reason})") from error
 
-    def moved(self, offset: int) -> TransferGroup:
+    def with_rank_offset(self, offset: int) -> TransferGroup:
         """The same group as seen by the member whose rank is higher by `offset`, like a later worker of an engine."""
         return attrs.evolve(self, rank=self.rank + offset)
 
@@ -134,14 +135,14 @@ class TransferGroup:
         return tcp
 
     def _absent_members(self, keys: Sequence[str]) -> str:
-        ranks = [rank for rank in range(self.size) if present(rank) in keys]
+        ranks = [rank for rank in range(self.size) if presence_key(rank) in keys]
         return (
             f"members {ranks} of {self.size} have not joined the weight transfer (0 is the learner, the others are the "
             "workers of the engines in service, in order)"
         )
 
 
-def present(rank: int) -> str:
+def presence_key(rank: int) -> str:
     """The key under which a member registers."""
     return f"present {rank}"
 
@@ -200,7 +201,7 @@ END = "end"
 """Kind of the last request of a sender."""
 
 
-class Requests:
+class RequestSender:
     """The sender's end of the requests."""
 
     def __init__(self, store: Store, *, receivers: Sequence[int], timeout: float) -> None:
@@ -224,7 +225,7 @@ class Requests:
         )
 
 
-def requests(store: Store, *, rank: int, timeout: float) -> Iterator[tuple[str, dict[str, Any]]]:
+def received_requests(store: Store, *, rank: int, timeout: float) -> Iterator[tuple[str, dict[str, Any]]]:
     """Kind and content of each request, up to `END`. A request counts as done when the iterator is advanced.
 
     Raises `WeightSyncError` if a member aborts, or if no request arrives for `timeout` seconds.

@@ -1,6 +1,6 @@
 """The receiving end of vLLM's own weight transfer, inside a vLLM worker: it executes the requests of the sender.
 
-    init -> start -> update, once or more -> compare -> finish -> end     (requests of `skyrl.weight_sync.native`)
+    init -> start -> update, once or more -> compare -> finish -> end     (requests of `skyrl.weight_sync.vllm_native`)
 
 Between update and finish, the digests of the tensors that reached the model's `load_weights` are compared with the
 sender's. They prove that the right bytes reached the GPU under the right names. The canary proves that the layers
@@ -22,12 +22,12 @@ from torch.storage import TypedStorage
 from skyrl.errors import WeightSyncError
 from skyrl.weight_receiver import transfer_group
 from skyrl.weight_receiver.checksums import Digests
-from skyrl.weight_receiver.incoming_weights import Native, summarize_problems
+from skyrl.weight_receiver.incoming_weights import VLLMNativeWeights, summarize_problems
 
 Weights = Iterator[tuple[str, Tensor]]
 
 
-def receive(worker: Any, index: int, incoming: Native, expand: Callable[[Weights], Weights]) -> None:
+def receive(worker: Any, index: int, incoming: VLLMNativeWeights, expand: Callable[[Weights], Weights]) -> None:
     """Executes all of the sender's requests on this worker, the one at `index` in its engine.
 
     `expand` adds second names of tied weights. Raises `WeightSyncError` if weights differ from those that were sent, or
@@ -35,9 +35,9 @@ def receive(worker: Any, index: int, incoming: Native, expand: Callable[[Weights
     """
     _equip(worker, incoming.backend)
     received = Digests()
-    group = incoming.group.moved(index)
+    group = incoming.group.with_rank_offset(index)
     with group.rendezvous() as store:
-        for kind, content in transfer_group.requests(store, rank=group.rank, timeout=group.timeout):
+        for kind, content in transfer_group.received_requests(store, rank=group.rank, timeout=group.timeout):
             match kind:
                 case "init":
                     if "rank_offset" in content:  # vLLM adds the worker's rank to it, and knows only one engine

@@ -24,36 +24,36 @@ class WeightSync:
         client: InferenceEngineClient,
         transport: WeightTransport,
         canary: Canary,
-        arrived: Callable[[int], None] = lambda version: None,
+        on_version: Callable[[int], None] = lambda version: None,
         interval: int = 1,
         canary_interval: int = 1,
-        in_time: Callable[[Awaitable[object]], Awaitable[bool]] | None = None,
+        until_stopped: Callable[[Awaitable[object]], Awaitable[bool]] | None = None,
     ) -> None:
-        """`arrived` is called with each version from which the engines now sample. Engines receive the first version,
-        every version divisible by `interval`, and those that `catch_up` requests. The canary compares after the first
-        transfer, after every `canary_interval`th later one, after every transfer in which new engines take part, and
-        after each one that engines only promise to have loaded. `in_time` waits for a transfer, and gives it up if the
-        run has to stop before it is done.
+        """`on_version` is called with each version from which the engines now sample. Engines receive the first
+        version, every version divisible by `interval`, and those that `catch_up` requests. The canary compares after
+        the first transfer, after every `canary_interval`th later one, after every transfer in which new engines take
+        part, and after each one that engines only promise to have loaded. `until_stopped` waits for a transfer, and
+        gives it up if the run has to stop before it is done.
         """
         self._source, self._client, self._transport, self._canary = source, client, transport, canary
-        self._arrived, self._interval = arrived, interval
-        self._canary_interval, self._in_time = canary_interval, in_time or _completed
-        self._newest, self._sent, self._transfers = 0, -1, 0
+        self._on_version, self._interval = on_version, interval
+        self._canary_interval, self._until_stopped = canary_interval, until_stopped or _completed
+        self._newest, self._sent_version, self._transfers = 0, -1, 0
 
     async def publish(self, version: int) -> Metrics:
         """Announce that the learner's weights now are `version`, and transfer them if a transfer is due."""
         self._newest = version
-        went_back = version < self._sent  # to a checkpoint: the engines must not be ahead of it
-        due = self._sent < 0 or went_back or version % self._interval == 0 or self.is_missing
+        went_back = version < self._sent_version  # to a checkpoint: the engines must not be ahead of it
+        due = self._sent_version < 0 or went_back or version % self._interval == 0 or self.weights_discarded
         return await self._send() if due else self._client.metrics
 
     @property
     def is_behind(self) -> bool:
         """Whether the engines hold older weights than the learner, or none."""
-        return self._sent != self._newest or self.is_missing
+        return self._sent_version != self._newest or self.weights_discarded
 
     @property
-    def is_missing(self) -> bool:
+    def weights_discarded(self) -> bool:
         """Whether the engines discarded their weights to sleep: nothing may be sampled before they receive new ones."""
         return not self._client.holds_weights
 
@@ -78,17 +78,17 @@ class WeightSync:
         metrics: Metrics = {}
 
         # The order matters: an engine that samples between the transfer and the canary could give tokens of weights
-        # that nobody has verified, and `arrived` counts a version only when all engines sample from it.
+        # that nobody has verified, and `on_version` counts a version only when all engines sample from it.
         async def transfer() -> None:
             version = self._newest
             await self._client.pause()
             metrics.update(await self._send_and_compare(version))
             self._transfers += 1
-            self._sent = version
-            self._arrived(version)
+            self._sent_version = version
+            self._on_version(version)
             await self._client.resume()
 
-        await self._in_time(transfer())  # if it is given up, the run is to stop, and needs no more samples
+        await self._until_stopped(transfer())  # if it is given up, the run is to stop, and needs no more samples
         return metrics | self._client.metrics
 
     async def _send_and_compare(self, version: int) -> Metrics:

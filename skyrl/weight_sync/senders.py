@@ -27,7 +27,7 @@ BUCKET_BYTES = 256 * 2**20
 
 @frozen(kw_only=True)
 class BroadcastSender:
-    """Sends to every engine of the group at once; `weight_receiver.incoming_weights.Broadcast` is the other end."""
+    """Sends to every engine of the group at once; `incoming_weights.BroadcastWeights` is the other end."""
 
     group: TransferGroup
     dtype: str
@@ -44,7 +44,7 @@ class BroadcastSender:
 
 @frozen(kw_only=True)
 class FolderSender:
-    """Writes files that engines read; `skyrl.weight_receiver.incoming_weights.Folder` is the other end."""
+    """Writes files that engines read; `incoming_weights.FolderWeights` is the other end."""
 
     path: str
     """An empty folder."""
@@ -62,7 +62,7 @@ class FolderSender:
 
 @frozen(kw_only=True)
 class DeltaSender:
-    """Writes the weights that differ from a base version; `skyrl.weight_receiver.incoming_weights.Delta` reads them."""
+    """Writes the weights that differ from a base version; `incoming_weights.DeltaWeights` reads them."""
 
     path: str
     """The folder that holds the files of the base, or its address in an object store."""

@@ -32,19 +32,19 @@ from skyrl.processes.private_folder import make_own_folder
 from skyrl.storage.places import is_address, storage_at
 from skyrl.weight_receiver.incoming_weights import (
     Adapter,
-    Broadcast,
-    Delta,
-    Folder,
+    BroadcastWeights,
+    DeltaWeights,
+    FolderWeights,
     IncomingWeights,
-    Native,
-    Shared,
-    UpdateGroup,
+    SGLangGroupWeights,
+    SharedWeights,
+    VLLMNativeWeights,
     WeightInfo,
 )
 from skyrl.weight_receiver.transfer_group import TransferGroup
-from skyrl.weight_sync.native import NativeSender
 from skyrl.weight_sync.senders import BUCKET_BYTES, BroadcastSender, DeltaSender, FolderSender
-from skyrl.weight_sync.update_groups import UpdateGroupSender
+from skyrl.weight_sync.sglang_group import SGLangGroupSender
+from skyrl.weight_sync.vllm_native import VLLMNativeSender
 
 R = TypeVar("R")
 
@@ -69,8 +69,8 @@ class WeightSource(Protocol):
         adapter: bool = False,
         dtype: str | None = None,
     ) -> R:
-        """Call `consume` on the first rank with the name and the value, in its whole shape, of every weight, tied ones
-        once, and return its result.
+        """Call `consume` on the first rank with the name and the value, in its whole shape, of every weight, each tied
+        weight once, and return its result.
 
         With `everywhere`, `consume` runs on every rank, each of which has all weights; with `adapter`, it gets only the
         tensors of the adapter. `dtype` is the type to which `consume` rounds all of them, if there is one: the source
@@ -78,7 +78,7 @@ class WeightSource(Protocol):
         """
 
     async def shapes(self, *, adapter: bool = False) -> Sequence[tuple[str, tuple[int, ...]]]:
-        """Name and shape of each weight, in the order of `stream`."""
+        """Name and shape of each weight, in the order of `export_weights`."""
 
     async def score(self, batch: TrainingBatch) -> Tensor:
         """(B, L) log-probabilities of the sampled tokens under these weights, in nats."""
@@ -103,7 +103,7 @@ class SharedTransport:
         self._lora = lora
 
     async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
-        incoming = Shared(await source.export_weights(tuple, adapter=self._lora is not None))
+        incoming = SharedWeights(await source.export_weights(tuple, adapter=self._lora is not None))
         await client.load_weights([_adapter_tensors(incoming, self._lora)] * len(client.in_service), version)
 
 
@@ -123,7 +123,7 @@ class TransferRendezvous:
         first = TransferGroup(
             host=self._host, port=self._port, name=next(self._names), rank=0, size=size, timeout=self._timeout
         )
-        return first, [first.moved(senders + engine * self._workers) for engine in range(engines)]
+        return first, [first.with_rank_offset(senders + engine * self._workers) for engine in range(engines)]
 
 
 @frozen
@@ -173,12 +173,12 @@ class BroadcastTransport(GroupTransport):
     def sender(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> BroadcastSender:
         return BroadcastSender(group=group, dtype=self.dtype)
 
-    def incoming(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> Broadcast:
-        return Broadcast(group=group, weights=weights)
+    def incoming(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> BroadcastWeights:
+        return BroadcastWeights(group=group, weights=weights)
 
 
 @frozen
-class NativeTransport(GroupTransport):
+class VLLMNativeTransport(GroupTransport):
     """vLLM's own weight transfer: NCCL from the learner's first rank, or CUDA IPC from all that share their GPUs."""
 
     backend: str = field(kw_only=True)
@@ -187,8 +187,8 @@ class NativeTransport(GroupTransport):
     bucket_bytes: int = field(kw_only=True)
     """Bytes that are sent at a time with `ipc`."""
 
-    def sender(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> NativeSender:
-        return NativeSender(
+    def sender(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> VLLMNativeSender:
+        return VLLMNativeSender(
             group=group,
             backend=self.backend,
             senders=self.senders,
@@ -196,12 +196,12 @@ class NativeTransport(GroupTransport):
             bucket_bytes=self.bucket_bytes,
         )
 
-    def incoming(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> Native:
-        return Native(group=group, backend=self.backend, weights=weights)
+    def incoming(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> VLLMNativeWeights:
+        return VLLMNativeWeights(group=group, backend=self.backend, weights=weights)
 
 
 @frozen
-class UpdateGroupTransport(GroupTransport):
+class SGLangGroupTransport(GroupTransport):
     """SGLang's own weight update: the learner's first rank broadcasts to the workers of all servers, in a group that it
     leads. The transfer group has one member for each server.
     """
@@ -215,8 +215,8 @@ class UpdateGroupTransport(GroupTransport):
     bucket_bytes: int = field(kw_only=True, default=BUCKET_BYTES)
     """Bytes that the workers receive at a time."""
 
-    def sender(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> UpdateGroupSender:
-        return UpdateGroupSender(
+    def sender(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> SGLangGroupSender:
+        return SGLangGroupSender(
             group=group,
             workers=self.workers,
             backend=self.backend,
@@ -224,8 +224,8 @@ class UpdateGroupTransport(GroupTransport):
             bucket_bytes=self.bucket_bytes,
         )
 
-    def incoming(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> UpdateGroup:
-        return UpdateGroup(group=group, workers=self.workers, weights=weights)
+    def incoming(self, group: TransferGroup, weights: tuple[WeightInfo, ...]) -> SGLangGroupWeights:
+        return SGLangGroupWeights(group=group, workers=self.workers, weights=weights)
 
 
 class FolderTransport:
@@ -248,7 +248,7 @@ class FolderTransport:
                     adapter=is_adapter,
                     dtype=None if is_adapter else self._dtype,
                 )
-                incoming = _adapter_tensors(Folder(path=folder, weights=infos), self._lora)
+                incoming = _adapter_tensors(FolderWeights(path=folder, weights=infos), self._lora)
                 await client.load_weights([incoming] * len(client.in_service), version)
         except OSError as error:
             payload = "the adapter" if is_adapter else "the weights"
@@ -277,7 +277,7 @@ class DeltaTransport:
             base = await asyncio.to_thread(self._prepare, infos)
             sender = DeltaSender(path=self._path, dtype=self._dtype, prefix=f"{next(self._numbers):06}", base=base)
             self._base = await source.export_weights(sender, dtype=self._dtype)
-            incoming = Delta(path=self._path, files=self._base, weights=infos)
+            incoming = DeltaWeights(path=self._path, files=self._base, weights=infos)
             await client.load_weights([incoming] * len(client.in_service), version)
             for name in await asyncio.to_thread(self._storage.names):
                 if name not in self._base:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from skyrl.config import SkyRLTrainConfig, load
-from skyrl.config.derive.sizes import samples
+from skyrl.config.derive.sizes import draws_rollouts
 from skyrl.config.effects.rl_effects import EFFECTS
 from skyrl.config.effects.rollouts import ROLLOUT_EFFECTS
 from skyrl.config.loading.check import without_effect
@@ -71,7 +71,7 @@ OFF: dict[str, dict[str, Any]] = {
     "generator.eval_sampling_params": NO_EVALUATION,
     "generator.eval_n_samples_per_prompt": NO_EVALUATION,
     "environment.skyrl_gym.math_equivalence": {"environment.env_class": "multiply"},
-    **{effect.path: RECORDED for effect in ROLLOUT_EFFECTS if effect.condition.holds is samples},
+    **{effect.path: RECORDED for effect in ROLLOUT_EFFECTS if effect.condition.holds is draws_rollouts},
     "generator.sampling_params.max_generate_length": RECORDED,
     "data.val_data": NO_EVALUATION,
     "data.shuffle": {"data.curriculum.sampler": "pools"},

@@ -19,7 +19,7 @@ from skyrl.tree.docs import docs_of
 from tests.config.leaves import RUNNABLE
 
 ROOT = Path(__file__).parents[2]
-MAKES_ENGINES = {"skyrl/experiments/collaborators.py"}
+MAKES_ENGINES = {"skyrl/experiments/factories.py"}
 """The one place that selects by name, as others do a loss or an estimator."""
 
 

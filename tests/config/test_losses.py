@@ -16,7 +16,7 @@ def test_losses_whose_gradient_is_a_multiple_of_the_advantage_vanish_without_one
 
 
 def test_losses_over_the_geometric_mean_or_mean_of_an_answer_give_each_answer_the_same_share() -> None:
-    assert those_with("of_whole_answers", True) == {"gspo", "gmpo", "sapo"}
+    assert those_with("expects_sequence_mean", True) == {"gspo", "gmpo", "sapo"}
 
 
 def test_losses_that_choose_tokens_of_all_answers_together_take_no_corrections_of_single_ones() -> None:

@@ -88,7 +88,7 @@ def test_a_bound_of_the_ratio_scores_every_mini_batch_once_more(mini: int, sourc
 def test_losses_against_the_engine_or_against_nothing_need_no_old_logprobs() -> None:
     algorithm = SkyRLTrainConfig().trainer.algorithm
     by_name = {name: evolve_at(algorithm, "policy_loss_type", name) for name in POLICY_LOSSES}
-    without = {name for name, facts in by_name.items() if not scores_old_logprobs(facts, updates=2)}
+    without = {name for name, facts in by_name.items() if not scores_old_logprobs(facts, optimizer_steps=2)}
     assert without == {"rollout_is", "dppo", "cross_entropy", "online_dpo"}
 
 

@@ -22,7 +22,7 @@ from skyrl.config import SamplingParams
 from skyrl.config.derive.sizes import starts_engines
 from skyrl.endpoint.client_access import TOKEN_VARIABLE
 from skyrl.errors import ModelError, ProcessError, SkyRLError
-from skyrl.experiments.collaborators import (
+from skyrl.experiments.factories import (
     engine_changes,
     engine_makers,
     engine_restarts,
@@ -275,7 +275,7 @@ def groups(scene: Scene) -> object:
 def adapter_files(scene: Scene) -> object:
     paths: list[Path] = []
     meeting: Any = SimpleNamespace(address=("127.0.0.1", 1))
-    with mock.patch("skyrl.experiments.collaborators.FolderTransport", lambda path, **_: paths.append(path)):
+    with mock.patch("skyrl.experiments.factories.FolderTransport", lambda path, **_: paths.append(path)):
         weight_transport(scene.run, meeting, Path("weights"))
     return paths
 

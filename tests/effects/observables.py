@@ -22,8 +22,8 @@ from skyrl.cli.main import cli
 from skyrl.config.loading.kinds import kind_of
 from skyrl.config.settings.alarms import alarms_of
 from skyrl.errors import UserError
-from skyrl.experiments.collaborators import start_processes
 from skyrl.experiments.experiment import experiment_class
+from skyrl.experiments.factories import start_processes
 from skyrl.planning.layout import layout
 from skyrl.tracking.factory import trackers_of
 from skyrl.tracking.jsonlines import JsonLines

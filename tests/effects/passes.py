@@ -17,8 +17,8 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.config.settings.learners import ShardedModelConfig
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.errors import DataError, ModelError
-from skyrl.experiments.collaborators import engine_makers
 from skyrl.experiments.experiment import experiment_class
+from skyrl.experiments.factories import engine_makers
 from skyrl.inference.engine import GenerationRequest, SampleKey
 from skyrl.learners.host_activations import HostActivations
 from skyrl.learners.workers import roles as workers

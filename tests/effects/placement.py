@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skyrl.errors import ProcessLost
-from skyrl.experiments.collaborators import start_processes
+from skyrl.experiments.factories import start_processes
 from skyrl.planning.layout import Layout
 from skyrl.processes.handles import Deadlines
 from skyrl.runs import recovery

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from skyrl.config import SamplingParams
-from skyrl.experiments.collaborators import engine_makers
+from skyrl.experiments.factories import engine_makers
 from skyrl.inference.engine import GenerationRequest, SampleKey
 from skyrl.inference.vllm.sampling_arguments import check_sampling, sampling_arguments
 from tests.effects.observables import problems

@@ -40,7 +40,7 @@ def calls(run: ServiceRun) -> list[str]:
     """Calls of the service's package when the run is opened there."""
     package = MagicMock()
     package.init.return_value.step = 0
-    module, _, name = TRACKERS[run.service].made_by.partition(":")
+    module, _, name = TRACKERS[run.service].tracker_class.partition(":")
     with pytest.MonkeyPatch.context() as patch:
         for inner in STAND_INS[run.service]:
             patch.setitem(sys.modules, inner, package)

@@ -10,8 +10,8 @@ from attrs import evolve
 from skyrl.data.cursor import PromptCursor
 from skyrl.data.prompts import PromptDataset
 from skyrl.errors import RunError
-from skyrl.experiments.collaborators import in_flight_policy, stream_limits
 from skyrl.experiments.experiment import experiment_class
+from skyrl.experiments.factories import in_flight_policy, stream_limits
 from skyrl.experiments.sampling import prompt_cursor, sampled_rollouts
 from skyrl.rollout.stream import GroupStream
 from skyrl.tools.virtual_time import run_in_virtual_time
@@ -112,7 +112,7 @@ def versions_sent(scene: Scene) -> object:
     sent: list[int] = []
 
     async def send() -> dict[str, float]:
-        sync._sent = sync._newest
+        sync._sent_version = sync._newest
         sent.append(sync._newest)
         return {}
 

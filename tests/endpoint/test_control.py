@@ -22,7 +22,13 @@ from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.inference.engine import SampleKey
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.inference.torch.engine import TorchEngine
-from skyrl.weight_receiver.incoming_weights import Broadcast, Folder, acknowledgement, as_plain, weight_info
+from skyrl.weight_receiver.incoming_weights import (
+    BroadcastWeights,
+    FolderWeights,
+    acknowledgement,
+    as_plain,
+    weight_info,
+)
 from skyrl.weight_receiver.transfer_group import TransferGroup
 from skyrl.weight_sync.senders import FolderSender
 from tests.endpoint.serving import TOOLS_CHATML, Script, served
@@ -61,11 +67,11 @@ async def controlled(*, engines: int = 1, access: ClientAccess | None = None) ->
     await client.close()
 
 
-def other_weights(path: Path) -> Folder:
+def other_weights(path: Path) -> FolderWeights:
     """Weights of the same model, drawn with another seed."""
     weights = nano_model(seed=1).state_dict()
     FolderSender(path=str(path), dtype="float32")(iter(weights.items()))
-    return Folder(path=str(path), weights=tuple(weight_info(name, tensor) for name, tensor in weights.items()))
+    return FolderWeights(path=str(path), weights=tuple(weight_info(name, tensor) for name, tensor in weights.items()))
 
 
 def said(answer: httpx.Response) -> str:
@@ -154,7 +160,7 @@ async def test_every_engine_behind_the_endpoint_gets_the_weights_and_none_a_plac
     group = TransferGroup(host="127.0.0.1", port=1, name="a meeting", size=2, rank=1, timeout=1.0)
     async with controlled(engines=2) as server:
         await server.post("/pause", mode="wait")
-        grouped = await server.call("skyrl_load_weights", as_plain(Broadcast(group=group, weights=())), {})
+        grouped = await server.call("skyrl_load_weights", as_plain(BroadcastWeights(group=group, weights=())), {})
         await server.call("skyrl_load_weights", as_plain(incoming), {})
         await server.post("/update_weight_version", {"new_version": "1"})
         await server.post("/resume")
@@ -166,14 +172,14 @@ async def test_every_engine_behind_the_endpoint_gets_the_weights_and_none_a_plac
 async def test_a_pause_that_its_run_gave_up_is_made_and_the_next_run_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, started = threading.Event(), threading.Event()
     async with controlled() as server:
-        decode = server.engine._model.decode
+        decode = server.engine._causal_lm.decode
 
         def held(*args: Any, **options: Any) -> Any:
             started.set()
             assert gate.wait(60)
             return decode(*args, **options)
 
-        monkeypatch.setattr(server.engine._model, "decode", held)
+        monkeypatch.setattr(server.engine._causal_lm, "decode", held)
         drawing = asyncio.ensure_future(server.post("/inference/v1/generate", GENERATE))
         await asyncio.to_thread(started.wait, 60)
         pausing = asyncio.ensure_future(server.post("/pause", mode="wait"))

@@ -108,7 +108,7 @@ async def test_the_torch_engines_tokens_reach_the_client_before_the_next_is_draw
 ) -> None:
     tokenizer, gate, steps = chat_tokenizer(TOOLS_CHATML), threading.Event(), 0
     engine = TorchEngine(nano_model(), tokenizer, max_num_seqs=4)
-    decode = engine._model.decode
+    decode = engine._causal_lm.decode
 
     def held(*args: Any, **options: Any) -> Any:
         nonlocal steps
@@ -122,7 +122,7 @@ async def test_the_torch_engines_tokens_reach_the_client_before_the_next_is_draw
         completion: Any = await openai_client.completions.create(**options, extra_body={"return_token_ids": True})
         ids = completion.choices[0].token_ids
         assert len(ids) == 8
-        monkeypatch.setattr(engine._model, "decode", held)
+        monkeypatch.setattr(engine._causal_lm, "decode", held)
         drawn = tokenizer.decode(ids[:3]).rstrip("\N{REPLACEMENT CHARACTER}")
         stream = await openai_client.completions.create(**options, stream=True)
         texts = (chunk.choices[0].text async for chunk in stream)

@@ -69,7 +69,7 @@ class World:
             self.client,
             WeightTransport(),
             Asking(),  # type: ignore[arg-type]  # stand-in
-            arrived=self.rollouts.set_weights_version,
+            on_version=self.rollouts.set_weights_version,
             interval=schedule.interval,
         )
 

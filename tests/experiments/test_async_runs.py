@@ -124,7 +124,7 @@ def test_engines_that_lose_their_weights_while_learners_work_sample_from_whole_o
     async def forget(self: TorchEngine) -> bool:
         slept[0] += 1
         with torch.no_grad():
-            for parameter in self._model.model.parameters():
+            for parameter in self._causal_lm.hf_model.parameters():
                 parameter.fill_(float("nan"))  # nothing can be sampled from these
         return True
 

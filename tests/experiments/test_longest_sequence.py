@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from skyrl.experiments.collaborators import longest_sequence
+from skyrl.experiments.factories import longest_sequence
 from tests.nano_run import config
 
 EXTRA = "generator__inference_engine__engine_init_kwargs"

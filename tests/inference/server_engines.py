@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM
 
 from skyrl.inference.engine import InferenceEngine
 from skyrl.inference.servers.answers import mapping
-from skyrl.inference.servers.dialects import ServerDeadlines
 from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.http_engine import HttpEngine
+from skyrl.inference.servers.server_api import ServerDeadlines
 from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.inference.servers.vllm_server import EXTENSION, VLLMServer
 from skyrl.inference.torch.engine import TorchEngine

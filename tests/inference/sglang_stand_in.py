@@ -33,7 +33,7 @@ from skyrl.inference.engine import Completion, GenerationRequest, InFlight, NewT
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.models.files.naming import named_weights
 from skyrl.processes.service import listen
-from skyrl.weight_receiver.incoming_weights import Shared
+from skyrl.weight_receiver.incoming_weights import SharedWeights
 
 Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, Any]]
 
@@ -202,7 +202,7 @@ class SGLangStandIn:
         tensors = await asyncio.to_thread(_stored, Path(body["model_path"]))
         version = self._engine.weight_version + 1
         self._names[version] = body["weight_version"]
-        await self._engine.load_weights(Shared(tuple(tensors.items())), version)
+        await self._engine.load_weights(SharedWeights(tuple(tensors.items())), version)
         return {"success": True, "message": "Succeeded to update model weights."}
 
     async def _join_group(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -216,8 +216,8 @@ class SGLangStandIn:
         received = await asyncio.to_thread(_received, group, body["names"], body["dtypes"], body["shapes"])
         version = self._engine.weight_version + 1
         self._names[version] = self._names[version - 1]
-        weights = dict(named_weights(self._engine._model.model)) | received
-        await self._engine.load_weights(Shared(tuple(weights.items())), version)
+        weights = dict(named_weights(self._engine._causal_lm.hf_model)) | received
+        await self._engine.load_weights(SharedWeights(tuple(weights.items())), version)
         return {"success": True, "message": "Succeeded to update parameter online."}
 
     async def _leave_group(self, body: dict[str, Any]) -> dict[str, Any]:

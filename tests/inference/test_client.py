@@ -15,7 +15,7 @@ from skyrl.inference.adapters import shared
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight, SampleKey
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.inference.pool.routing import ConversationRoutes
-from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights, Shared
+from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights, SharedWeights
 from tests.inference.nano import keys, request
 
 
@@ -87,8 +87,8 @@ def client(*engines: Any, **config: Any) -> InferenceEngineClient:
     return InferenceEngineClient(contract, unused, "a/model", SkyRLLoraConfig(), InferenceEngineConfig(**config))
 
 
-def weights(name: str) -> Shared:
-    return Shared(((name, torch.zeros(1)),))
+def weights(name: str) -> SharedWeights:
+    return SharedWeights(((name, torch.zeros(1)),))
 
 
 async def asked_of(engine_client: InferenceEngineClient, *sizes: tuple[str, int]) -> list[asyncio.Task[Any]]:

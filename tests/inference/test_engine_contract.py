@@ -23,7 +23,7 @@ from skyrl.errors import RunError, UserError, WeightSyncError
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight, NewTokens
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.inference.vllm.engine import VLLMEngine
-from skyrl.weight_receiver.incoming_weights import Folder, Shared, weight_info
+from skyrl.weight_receiver.incoming_weights import FolderWeights, SharedWeights, weight_info
 from skyrl.weight_sync.senders import FolderSender
 from tests.inference.nano import EOS, full_forward_logprobs, keys, nano_tokenizer, prompts, request
 from tests.inference.server_engines import SERVERS, arrived, engine_over, hung_up, waiting_at
@@ -381,12 +381,12 @@ async def give(kind: str, engine: InferenceEngine, weights: Mapping[str, Tensor]
     """The engine's next version: in memory, or in files where it is a server."""
     version = engine.weight_version + 1
     if kind not in SERVERS:
-        await engine.load_weights(Shared(tuple(weights.items())), version)
+        await engine.load_weights(SharedWeights(tuple(weights.items())), version)
         return
     with TemporaryDirectory() as folder:
         FolderSender(path=folder, dtype="float32")(iter(weights.items()))
         infos = tuple(weight_info(name, tensor) for name, tensor in weights.items())
-        await engine.load_weights(Folder(path=folder, weights=infos), version)
+        await engine.load_weights(FolderWeights(path=folder, weights=infos), version)
 
 
 async def restore(kind: str, engine: InferenceEngine) -> None:

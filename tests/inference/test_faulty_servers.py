@@ -27,13 +27,13 @@ from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.inference.pool.restarts import EngineRestarts
 from skyrl.inference.servers import http_connection
 from skyrl.inference.servers.answers import mapping
-from skyrl.inference.servers.dialects import ServerDeadlines
 from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.http_engine import HttpEngine
 from skyrl.inference.servers.liveness import Pulse
+from skyrl.inference.servers.server_api import ServerDeadlines
 from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.inference.servers.vllm_server import VLLMServer
-from skyrl.weight_receiver.incoming_weights import Folder, Shared, WeightInfo
+from skyrl.weight_receiver.incoming_weights import FolderWeights, SharedWeights, WeightInfo
 from tests.inference.fault_server import FAULTS, FaultServer, sample
 from tests.inference.nano import nano_tokenizer, prompts, request
 from tests.inference.vllm_models import small_model
@@ -254,7 +254,7 @@ async def test_a_server_that_another_run_gave_weights_is_not_given_ours(folder: 
         with pytest.raises(
             WeightSyncError, match=r"reports weights of version 5 at /model_info, and this run gave it version 0"
         ):
-            await one.load_weights(Shared(tuple(small_model().state_dict().items())), 1)
+            await one.load_weights(SharedWeights(tuple(small_model().state_dict().items())), 1)
         for client in (one, other, someone):
             await client.close()
 
@@ -262,7 +262,7 @@ async def test_a_server_that_another_run_gave_weights_is_not_given_ours(folder: 
 # WaitReporter, and what follows it
 
 
-WEIGHTS = Folder(
+WEIGHTS = FolderWeights(
     path="weights",
     weights=tuple(
         WeightInfo(name=name, shape=tuple(tensor.shape), dtype="float32")

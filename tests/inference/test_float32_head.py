@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from skyrl.experiments.collaborators import engine_makers
+from skyrl.experiments.factories import engine_makers
 from skyrl.inference.engine import Completion
 from skyrl.inference.torch.causal_lm import CausalLM
 from skyrl.learners.data_parallel import computing_in

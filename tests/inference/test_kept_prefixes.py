@@ -10,7 +10,7 @@ import torch
 from skyrl.inference.engine import Completion
 from skyrl.inference.torch.engine import TorchEngine, load_torch_engine
 from skyrl.inference.torch.prefix_cache import KeptPrefixes
-from skyrl.weight_receiver.incoming_weights import Shared
+from skyrl.weight_receiver.incoming_weights import SharedWeights
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
 from tests.inference.steps import gate_of_model
 from tests.inference.vllm_models import saved, small_model
@@ -126,7 +126,7 @@ async def test_new_weights_leave_no_keys_of_older_ones_not_even_of_samples_that_
     await asyncio.sleep(0)
     steps.release()
     await pausing
-    weights = Shared(tuple(nano_model(seed=1).state_dict().items()))
+    weights = SharedWeights(tuple(nano_model(seed=1).state_dict().items()))
     await engine.load_weights(weights, version=1)
     await engine.resume()
     ((answer,), fresh) = await running, nano_model(seed=1)
@@ -147,7 +147,7 @@ async def test_prefix_caching_is_the_choice_of_who_loads_the_engine(tmp_path: Pa
     )
     generation_request, tokens = request(prompts(20)[0], max_generate_length=1), list[int]()
     assert isinstance(engine, TorchEngine)
-    model: Any = engine._model.model
+    model: Any = engine._causal_lm.hf_model
     model.get_input_embeddings().register_forward_pre_hook(lambda _, args: tokens.append(args[0].numel()))
     await engine.generate(generation_request)
     await engine.generate(generation_request)

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from skyrl.errors import WeightSyncError
 from skyrl.weight_receiver.incoming_weights import (
-    Broadcast,
-    Folder,
-    Native,
+    BroadcastWeights,
+    FolderWeights,
     RemoteWeights,
+    VLLMNativeWeights,
     as_plain,
     digest,
     from_plain,
@@ -36,9 +36,9 @@ WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
 INFOS = tuple(weight_info(name, tensor) for name, tensor in WEIGHTS.items())
 GROUP = TransferGroup(host="127.0.0.1", port=1, name="n", rank=1, size=2, timeout=1.0)
 SETS: tuple[RemoteWeights, ...] = (
-    Folder(path="/weights", weights=INFOS),
-    Broadcast(group=GROUP, weights=INFOS),
-    Native(group=GROUP, backend="nccl", weights=INFOS),
+    FolderWeights(path="/weights", weights=INFOS),
+    BroadcastWeights(group=GROUP, weights=INFOS),
+    VLLMNativeWeights(group=GROUP, backend="nccl", weights=INFOS),
 )
 COUNTS = long_except([200, 100_000], 200)
 
@@ -144,6 +144,6 @@ def test_spoilt_files_are_refused_or_change_nothing(count: int, tmp_path: Path) 
         file = tmp_path / draw.choice(["part.json", "part.safetensors"])
         good = file.read_bytes()
         file.write_bytes(spoilt(good, draw))
-        ends[assert_whole_or_refused(Folder(path=str(tmp_path), weights=INFOS))] += 1
+        ends[assert_whole_or_refused(FolderWeights(path=str(tmp_path), weights=INFOS))] += 1
         file.write_bytes(good)
     assert ends["refused"] > count / 2

@@ -26,14 +26,14 @@ from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import GenerationRequest
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.inference.servers import http_connection
-from skyrl.inference.servers.dialects import ServerDeadlines
 from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.http_engine import HttpEngine
+from skyrl.inference.servers.server_api import ServerDeadlines
 from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.inference.servers.vllm_server import VLLMServer
 from skyrl.processes.answers import BadAnswer, asked_to_wait
 from skyrl.processes.gather_or_cancel import gather_or_cancel
-from skyrl.weight_receiver.incoming_weights import Folder, WeightInfo
+from skyrl.weight_receiver.incoming_weights import FolderWeights, WeightInfo
 from skyrl.weight_sync.canary import Canary
 from tests.inference.misbehaving import MisbehavingServer, Misbehaviour, Sent, changed
 from tests.inference.nano import nano_tokenizer, prompts, request
@@ -64,13 +64,13 @@ def client_of(engines: Sequence[HttpEngine]) -> InferenceEngineClient:
     return InferenceEngineClient(engines, nano_tokenizer(), "a/model", SkyRLLoraConfig(), config)
 
 
-def weights(folder: Path) -> Folder:
+def weights(folder: Path) -> FolderWeights:
     """All weights of the model, which the servers do not read."""
     sent = folder.parent / "weights"
     sent.mkdir(exist_ok=True)
     shapes = {name: tuple(tensor.shape) for name, tensor in small_model().state_dict().items()}
     infos = (WeightInfo(name=name, shape=shape, dtype="float32") for name, shape in shapes.items())
-    return Folder(path=str(sent), weights=tuple(infos))
+    return FolderWeights(path=str(sent), weights=tuple(infos))
 
 
 class Believing:

@@ -29,8 +29,8 @@ from skyrl.inference.torch.paged_cache import PagedCache, PagePool, PageStorage
 from skyrl.inference.torch.paged_decoder import PagedDecoder, padded
 from skyrl.inference.torch.rows import Job
 from skyrl.inference.weights import replace_weights
-from skyrl.models.low_rank import LowRank, attach
-from skyrl.weight_receiver.incoming_weights import Shared
+from skyrl.models.low_rank import LowRank, set_updates
+from skyrl.weight_receiver.incoming_weights import SharedWeights
 from tests.inference.nano import EOS, full_forward_logprobs, keys, nano_model, nano_tokenizer, prompts, request
 from tests.long_cases import long_except
 
@@ -104,7 +104,7 @@ def over_pages(model: Any) -> CausalLM:
 
 
 def decoder_of(engine: TorchEngine) -> PagedDecoder:
-    decoder = engine._model._paged
+    decoder = engine._causal_lm._paged
     assert decoder is not None
     return decoder
 
@@ -148,7 +148,7 @@ def story(model: CausalLM, kind: str, seed: int) -> list[Completion]:
             waiting[:0] = running
         if event in ("keep", "recompute"):
             version += 1
-            replace_weights(model.model, Shared(tuple(nano_model(kind, seed=version).state_dict().items())))
+            replace_weights(model.hf_model, SharedWeights(tuple(nano_model(kind, seed=version).state_dict().items())))
             model.invalidate()
             batch.set_weights_version(version)
         if event == "sleep":
@@ -182,7 +182,7 @@ def test_pages_hold_what_rows_hold_whatever_happens(case: tuple[str, int], recor
 @pytest.mark.usefixtures("small_pages")
 async def test_logprobs_equal_a_full_forward_pass(kind: str) -> None:
     engine = TorchEngine(nano_model(kind), nano_tokenizer(), max_num_seqs=16)
-    assert isinstance(engine._model.new_cache(), PagedCache)
+    assert isinstance(engine._causal_lm.new_cache(), PagedCache)
     requests = [request(p, count=3, temperature=0.7) for p in prompts(1, 3, 9, 30)]
     for question, completions in zip(requests, await asyncio.gather(*map(engine.generate, requests)), strict=True):
         for completion in completions:
@@ -197,7 +197,7 @@ async def test_weights_replaced_in_place_are_seen_without_another_recording(reco
     await engine.generate(generation_request)
     assert recorded == [2]
     await engine.pause()
-    await engine.load_weights(Shared(tuple(nano_model("qwen3", seed=1).state_dict().items())), version=1)
+    await engine.load_weights(SharedWeights(tuple(nano_model("qwen3", seed=1).state_dict().items())), version=1)
     await engine.resume()
     for completion in await engine.generate(generation_request):
         learned = full_forward_logprobs(
@@ -215,7 +215,7 @@ async def test_weights_that_moved_are_recorded_again(recorded: list[int]) -> Non
     other = nano_model(seed=1)
     for weight, other_weight in zip(model.parameters(), other.parameters(), strict=True):
         weight.data = other_weight.data
-    engine._model.invalidate()
+    engine._causal_lm.invalidate()
     (completion,) = await engine.generate(generation_request)
     assert recorded == [1, 1]
     learned = full_forward_logprobs(nano_model(seed=1), generation_request.prompt_ids, completion, temperature=1.0)
@@ -228,8 +228,8 @@ async def test_a_first_adapter_is_recorded_and_the_next_one_replaces_it_in_place
     engine, generation_request = TorchEngine(model, nano_tokenizer(), max_num_seqs=4), request((1, 2, 3))
     (last,) = await engine.generate(generation_request)
     for scale in (1.0, 2.0):
-        attach(model, {"model.layers.0.mlp.up_proj": LowRank(torch.ones(2, 32), torch.full((48, 2), scale))})
-        engine._model.invalidate()
+        set_updates(model, {"model.layers.0.mlp.up_proj": LowRank(torch.ones(2, 32), torch.full((48, 2), scale))})
+        engine._causal_lm.invalidate()
         (completion,) = await engine.generate(generation_request)
         learned = full_forward_logprobs(model, generation_request.prompt_ids, completion, temperature=1.0)
         torch.testing.assert_close(torch.tensor(completion.logprobs), learned, atol=1e-5, rtol=1e-5)
@@ -446,7 +446,7 @@ def test_where_pages_are_not_used_the_reason_is_named(device: str, dtype: torch.
 async def test_deterministic_mode_does_not_use_pages(recorded: list[int]) -> None:
     engine = TorchEngine(nano_model(), nano_tokenizer(), max_num_seqs=4, deterministic=True)
     await engine.generate(request((1, 2, 3)))
-    assert engine._model._paged is None and not recorded
+    assert engine._causal_lm._paged is None and not recorded
 
 
 @pytest.mark.parametrize("tables", [True, False])
@@ -518,7 +518,7 @@ async def conversations(engine: TorchEngine) -> list[tuple[tuple[int, ...], Comp
 async def test_graphs_compute_what_steps_without_graphs_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TorchEngine(cuda_model(), nano_tokenizer(), max_num_seqs=16)
     replayed = await conversations(engine)
-    assert decoder_of(engine)._graphs and engine._model.kept.reused > 1000
+    assert decoder_of(engine)._graphs and engine._causal_lm.kept.reused > 1000
     monkeypatch.setattr(paged_attention, "refusal", lambda *_: "switched off")
     plain = await conversations(TorchEngine(cuda_model(), nano_tokenizer(), max_num_seqs=16))
     assert len(replayed) == len(plain) == 20
@@ -533,7 +533,7 @@ async def test_replays_see_weights_that_were_replaced_in_place() -> None:
     old = await engine.generate(generation_request)
     graphs = dict(decoder_of(engine)._graphs)
     await engine.pause()
-    await engine.load_weights(Shared(tuple(cuda_model(seed=1).state_dict().items())), version=1)
+    await engine.load_weights(SharedWeights(tuple(cuda_model(seed=1).state_dict().items())), version=1)
     await engine.resume()
     new = await engine.generate(generation_request)
     assert graphs and decoder_of(engine)._graphs == graphs

@@ -24,7 +24,7 @@ from skyrl.inference.vllm.engine import VLLMEngine
 from skyrl.models.lora import adapter_alone, with_adapter
 from skyrl.training_service.backend import SampleRequest
 from skyrl.training_service.samplers import Samplers
-from skyrl.weight_receiver.incoming_weights import Adapter, Shared
+from skyrl.weight_receiver.incoming_weights import Adapter, SharedWeights
 from tests.inference.nano import EOS, VOCABULARY, full_forward_logprobs, nano_tokenizer, prompts, request
 from tests.inference.steps import Steps, gate_of_model, gate_of_vllm
 from tests.inference.vllm_host import Host
@@ -228,7 +228,7 @@ async def refusals(kind: str, folder: Path) -> None:
     await engine.add_adapter("one", adapter)
     await engine.pause()
     with pytest.raises(WeightSyncError, match=r"an engine with adapters \(one\) takes no new weights"):
-        await engine.load_weights(Shared(changed(small_model(), 1)), 1)
+        await engine.load_weights(SharedWeights(changed(small_model(), 1)), 1)
     await engine.resume()
     await engine.remove_adapter("one")
 
@@ -407,7 +407,7 @@ async def test_all_weights_of_a_model_replace_those_before(folder: Path) -> None
 
     async def transfer(model: Any) -> None:
         await engine.pause()
-        await engine.load_weights(Shared(changed(model, 1)), engine.weight_version + 1)
+        await engine.load_weights(SharedWeights(changed(model, 1)), engine.weight_version + 1)
         await engine.resume()
 
     for name, model in models.items():

@@ -11,7 +11,7 @@ from skyrl.errors import ModelError
 from skyrl.inference.torch import quantized
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.inference.torch.quantized import Quantized, QuantizedGateUp
-from skyrl.weight_receiver.incoming_weights import Shared
+from skyrl.weight_receiver.incoming_weights import SharedWeights
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
 
 
@@ -85,7 +85,7 @@ async def test_new_weights_are_rounded_anew() -> None:
     sampling, generation_request = engine(), request((1, 2, 3), temperature=0.0)
     await sampling.pause()
     learned = nano_model(seed=1)
-    await sampling.load_weights(Shared(tuple((n, p.detach()) for n, p in learned.named_parameters())), version=1)
+    await sampling.load_weights(SharedWeights(tuple((n, p.detach()) for n, p in learned.named_parameters())), version=1)
     await sampling.resume()
     fresh = TorchEngine(learned.bfloat16(), nano_tokenizer(), max_num_seqs=8, int8=True)
     (actual,), (expected,) = await sampling.generate(generation_request), await fresh.generate(generation_request)

@@ -1,4 +1,4 @@
-"""What proves that weights are loaded: parameters are read back, and a receipt says which set was read."""
+"""What proves that weights are loaded: parameters are read back, and an acknowledgement says which set was read."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from skyrl.inference.weights import refuse_not_loaded, replace_weights
 from skyrl.processes.answers import BadAnswer
 from skyrl.weight_receiver.incoming_weights import (
     LOADED,
-    Broadcast,
-    Delta,
-    Folder,
-    Shared,
+    BroadcastWeights,
+    DeltaWeights,
+    FolderWeights,
+    SharedWeights,
     acknowledgement,
     load_failure,
     weight_info,
@@ -33,21 +33,25 @@ from tests.inference.nano import nano_model, nano_tokenizer, request
 GROUP = TransferGroup(host="127.0.0.1", port=1, name="a meeting", size=2, rank=1, timeout=1.0)
 
 
-def sent(path: Path, **tensors: torch.Tensor) -> Folder:
+def sent(path: Path, **tensors: torch.Tensor) -> FolderWeights:
     path.mkdir(parents=True)
     FolderSender(path=str(path), dtype="float32")(iter(tensors.items()))
-    return Folder(path=str(path), weights=tuple(weight_info(*named_tensor) for named_tensor in tensors.items()))
+    return FolderWeights(path=str(path), weights=tuple(weight_info(*named_tensor) for named_tensor in tensors.items()))
 
 
-def test_a_receipt_names_the_set_of_files_that_was_loaded(tmp_path: Path) -> None:
+def test_an_acknowledgement_names_the_set_of_files_that_was_loaded(tmp_path: Path) -> None:
     one = sent(tmp_path / "one", a=torch.zeros(3), b=torch.ones(2))
     same = sent(tmp_path / "same", b=torch.ones(2), a=torch.zeros(3))
     other = sent(tmp_path / "other", a=torch.zeros(3), b=torch.tensor([1.0, 1.0000001]))
     assert acknowledgement(one) == acknowledgement(same) != acknowledgement(other)
     digests = one.digests()
     files = {"1.safetensors": {"a": digests["a"]}, "2.safetensors": {"b": digests["b"]}}
-    assert acknowledgement(Delta(path=str(tmp_path), files=files, weights=one.weights)) == acknowledgement(one)
-    assert acknowledgement(Broadcast(group=GROUP, weights=one.weights)) == acknowledgement(Shared(())) == LOADED
+    assert acknowledgement(DeltaWeights(path=str(tmp_path), files=files, weights=one.weights)) == acknowledgement(one)
+    assert (
+        acknowledgement(BroadcastWeights(group=GROUP, weights=one.weights))
+        == acknowledgement(SharedWeights(()))
+        == LOADED
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,12 +69,12 @@ def test_a_receipt_names_the_set_of_files_that_was_loaded(tmp_path: Path) -> Non
         ([{"a": 1}], "{'a': 1}"),
     ],
 )
-def test_every_receiver_has_to_give_the_receipt_of_what_was_sent(
+def test_every_receiver_has_to_give_the_acknowledgement_of_what_was_sent(
     tmp_path: Path, outcomes: list[Any], reason: str
 ) -> None:
     incoming = sent(tmp_path / "sent", a=torch.zeros(3))
-    receipts = [acknowledgement(incoming) if outcome == "{}" else outcome for outcome in outcomes]
-    failure = load_failure(receipts, incoming)
+    acknowledgements = [acknowledgement(incoming) if outcome == "{}" else outcome for outcome in outcomes]
+    failure = load_failure(acknowledgements, incoming)
     assert failure == "" if reason == "" else reason in failure
 
 
@@ -97,15 +101,15 @@ class OneMemory(nn.Module):
 def test_a_weight_that_the_next_one_overwrites_is_named() -> None:
     values = (("first", torch.tensor([1.0, 2.0, 3.0])), ("second", torch.tensor([4.0, 5.0, 6.0])))
     with pytest.raises(WeightSyncError, match="^first arrived and is not what the model holds"):
-        replace_weights(OneMemory(), Shared(values))
+        replace_weights(OneMemory(), SharedWeights(values))
     fitting = (("first", torch.tensor([1.0, 2.0, 3.0])), ("second", torch.tensor([2.0, 3.0, 4.0])))
-    replace_weights(OneMemory(), Shared(fitting))
+    replace_weights(OneMemory(), SharedWeights(fitting))
 
 
 async def test_the_embedded_engine_says_that_it_has_read_its_weights_back() -> None:
     engine = TorchEngine(nano_model(), nano_tokenizer(), max_num_seqs=2)
     await engine.pause()
-    assert await engine.load_weights(Shared(tuple(nano_model(seed=1).state_dict().items())), 1) is True
+    assert await engine.load_weights(SharedWeights(tuple(nano_model(seed=1).state_dict().items())), 1) is True
     await engine.close()
 
 
@@ -155,7 +159,7 @@ def test_completions_may_name_their_tokens_too(tokens: list[str]) -> None:
         _parse_completion(answer(tokens), asked())
 
 
-def test_a_folder_whose_digests_are_gone_is_no_receipt(tmp_path: Path) -> None:
+def test_a_folder_whose_digests_are_gone_is_no_acknowledgement(tmp_path: Path) -> None:
     incoming = sent(tmp_path / "sent", a=torch.zeros(3))
     (tmp_path / "sent" / "00000.json").write_text("{")
     with pytest.raises(WeightSyncError, match="corrupted"):

@@ -60,7 +60,7 @@ async def test_tokens_that_are_computed_anew_after_a_pause_keep_the_experts_that
     gate.set()
     await pausing
     with torch.no_grad():  # the routers of now would choose others
-        for layer in engine._model.model.model.layers:
+        for layer in engine._causal_lm.hf_model.model.layers:
             layer.mlp.gate.weight.copy_(layer.mlp.gate.weight.flip(0))
     await engine.resume()
     (drawn,) = await drawing

@@ -9,7 +9,7 @@ from skyrl.errors import ProcessError
 from skyrl.inference.engine import EngineLoad
 from skyrl.inference.pool.routing import ConcurrencyLimit, PrefixRoutes, is_overloaded
 from skyrl.inference.servers.answers import load_of_metrics
-from skyrl.inference.servers.dialects import ServerDeadlines
+from skyrl.inference.servers.server_api import ServerDeadlines
 from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.inference.servers.vllm_server import VLLMServer
 from skyrl.processes.answers import BadAnswer

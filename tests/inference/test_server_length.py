@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from skyrl.errors import RunError
-from skyrl.inference.servers.dialects import ServerFacts
 from skyrl.inference.servers.http_engine import HttpEngine
+from skyrl.inference.servers.server_api import ServerFacts
 from tests.inference.nano import nano_model, nano_tokenizer, request
 
 REMEDY = "--max-model-len, SGLang: --context-length, skyrl serve: trainer.max_prompt_length"

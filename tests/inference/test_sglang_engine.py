@@ -17,7 +17,7 @@ from attrs import evolve
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ConfigError, ProcessError
 from skyrl.experiments.preflight import packages_are_installed
-from skyrl.inference.servers.dialects import ServerDeadlines
+from skyrl.inference.servers.server_api import ServerDeadlines
 from skyrl.inference.servers.sglang_engine import SGLangEngine, launch_command
 from skyrl.processes.dies_with_parent import start_dependent
 from tests.inference.nano import nano_model

@@ -40,9 +40,9 @@ def know(monkeypatch: pytest.MonkeyPatch) -> Any:
     environment.end_with_host = lambda: None  # type: ignore[attr-defined]  # it would end this process with its parent
     monkeypatch.setitem(sys.modules, "skyrl.inference.vllm.environment", environment)
     monkeypatch.delitem(sys.modules, "skyrl.inference.vllm.worker", raising=False)
-    from skyrl.inference.vllm.worker import know_names_of_the_text
+    from skyrl.inference.vllm.worker import accept_text_model_names
 
-    yield know_names_of_the_text
+    yield accept_text_model_names
     sys.modules.pop("skyrl.inference.vllm.worker", None)
 
 

@@ -16,9 +16,9 @@ from torch._C._distributed_c10d import ProcessGroupGloo, TCPStore
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, UserError
 from skyrl.inference.pool.client import InferenceEngineClient
-from skyrl.inference.servers.dialects import ServerDeadlines
 from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.http_engine import HttpEngine
+from skyrl.inference.servers.server_api import ServerDeadlines
 from skyrl.inference.servers.vllm_server import VLLMServer
 from skyrl.processes.answers import read
 from skyrl.weight_receiver.vllm_native import group_holder

@@ -164,7 +164,7 @@ def test_a_field_of_another_name_is_translated(fields: dict[str, Any], expected:
 def test_what_follows_from_the_run_is_there() -> None:
     engine_args = arguments()
     assert (engine_args["model"], engine_args["seed"], engine_args["max_model_len"]) == ("a/model", 7, 256)
-    assert engine_args["worker_extension_cls"] == "skyrl.inference.vllm.worker.WeightReceiver"
+    assert engine_args["worker_extension_cls"] == "skyrl.inference.vllm.worker.WorkerExtension"
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from skyrl.inference.engine import Completion
 from skyrl.inference.vllm import asynchronous as vllm_async
 from skyrl.inference.vllm.engine import VLLMEngine
 from skyrl.weight_receiver.incoming_weights import (
-    Folder,
-    Shared,
+    FolderWeights,
+    SharedWeights,
     acknowledgement,
     as_plain,
     digest,
@@ -81,13 +81,13 @@ def left_after(pids: set[int], seconds: float) -> set[int]:
     return alive(pids)
 
 
-def travelling(folder: Path, weights: tuple[tuple[str, Tensor], ...], *, flipped: str = "") -> Folder:
+def travelling(folder: Path, weights: tuple[tuple[str, Tensor], ...], *, flipped: str = "") -> FolderWeights:
     """The weights in a file, with the digest of each; that of `flipped` is another's."""
     folder.mkdir(parents=True)
     save_file({name: tensor.contiguous() for name, tensor in weights}, folder / "part.safetensors")
     digests = {name: digest(tensor if name != flipped else tensor + 1) for name, tensor in weights}
     (folder / "part.json").write_text(json.dumps(digests), encoding="utf-8")
-    return Folder(path=str(folder), weights=tuple(weight_info(*weight) for weight in weights))
+    return FolderWeights(path=str(folder), weights=tuple(weight_info(*weight) for weight in weights))
 
 
 async def ask(count: int = 2) -> list[Completion]:
@@ -185,7 +185,7 @@ def test_an_engine_in_its_own_process_keeps_the_contract_until_it_is_killed(
     assert {version for completion in completions for version in completion.weight_versions} == {1}
 
     with pytest.raises(WeightSyncError, match="shared in memory"):
-        host.run(load, Shared(weights), 2)
+        host.run(load, SharedWeights(weights), 2)
 
     in_flight = travelling(tmp_path / "2", changed(model, seed=2))
     half = host.run(load_in_flight, as_plain(in_flight), 2)

@@ -24,7 +24,7 @@ from skyrl.inference.vllm.environment import import_vllm
 from skyrl.inference.vllm.model import expected_weights, model_facts, overridden
 from skyrl.installation import install_command
 from skyrl.models.files.loading import load_causal_lm
-from skyrl.weight_receiver.incoming_weights import Shared, WeightInfo
+from skyrl.weight_receiver.incoming_weights import SharedWeights, WeightInfo
 from tests.inference.nano import VOCABULARY as TOKENS
 from tests.inference.nano import full_forward_logprobs, nano_tokenizer, prompts, request
 from tests.inference.test_drawable import favoured
@@ -54,7 +54,7 @@ async def largest_differences(folder: Path, family: str, tied: bool, updates: in
     for version in range(updates + 1):
         if version:
             await engine.pause()
-            await engine.load_weights(Shared(changed(model, seed=version)), version)
+            await engine.load_weights(SharedWeights(changed(model, seed=version)), version)
             await engine.resume()
         requests = [request(p, count=2, temperature=t) for p in prompts(5, 130) for t in (0.0, 0.8)]
         groups = await asyncio.gather(*map(engine.generate, requests))
@@ -134,7 +134,7 @@ class Breaking:
 
     @property
     def weights(self) -> tuple[WeightInfo, ...]:
-        return Shared(self.tensors).weights
+        return SharedWeights(self.tensors).weights
 
     @contextmanager
     def open(self) -> Iterator[Iterator[tuple[str, Tensor]]]:
@@ -157,7 +157,7 @@ async def what_fails(folder: Path, fault: str) -> list[str]:
         engine._backend.drop_caches = keeps_its_cache  # type: ignore[method-assign]  # replaced for the test
     await engine.pause()
     messages = []
-    for incoming in (Breaking(weights) if fault == "cut off" else Shared(weights), Shared(weights)):
+    for incoming in (Breaking(weights) if fault == "cut off" else SharedWeights(weights), SharedWeights(weights)):
         try:
             await engine.load_weights(incoming, 1)
         except WeightSyncError as error:
@@ -219,7 +219,7 @@ async def draw_from(folder: Path, *, poisoned: bool = False, sampling: Any = Non
     if poisoned:
         weights[0][1].fill_(torch.nan)
         await engine.pause()
-        await engine.load_weights(Shared(weights), 1)
+        await engine.load_weights(SharedWeights(weights), 1)
         await engine.resume()
     try:
         await engine.generate(request((1, 2), **(sampling or {})))
@@ -342,7 +342,8 @@ def test_heads_of_different_layers_may_have_different_sizes(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("family", "fault"), [("GPT-NeoX", "it does not read embed_out.weight"), ("Falcon", "its attention with alibi")]
+    ("family", "fault"),
+    [("GPT-NeoX", "it does not read embed_out.weight"), ("Falcon", "it computes attention with alibi")],
 )
 def test_a_model_that_vllm_computes_wrongly_is_refused(tmp_path: Path, family: str, fault: str) -> None:
     FAMILIES[family].config().save_pretrained(tmp_path)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skyrl.errors import WeightSyncError
 from skyrl.inference.torch.engine import TorchEngine
-from skyrl.weight_receiver.incoming_weights import Shared, digest, verified, weight_info
+from skyrl.weight_receiver.incoming_weights import SharedWeights, digest, verified, weight_info
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, request
 
 Weights = dict[str, Tensor]
@@ -22,8 +22,8 @@ def learned(kind: str = "qwen2") -> Weights:
     return {name: parameter.detach() for name, parameter in nano_model(kind, seed=1).named_parameters()}
 
 
-def shared(weights: Weights) -> Shared:
-    return Shared(tuple(weights.items()))
+def shared(weights: Weights) -> SharedWeights:
+    return SharedWeights(tuple(weights.items()))
 
 
 async def paused_engine(kind: str = "qwen2") -> TorchEngine:
@@ -91,7 +91,7 @@ def test_weights_that_were_announced_and_never_came_are_named(kept: int, message
 async def test_a_name_sent_twice_is_refused() -> None:
     engine, weights = await paused_engine(), tuple(learned().items())
     with pytest.raises(WeightSyncError, match="sent twice"):
-        await engine.load_weights(Shared((*weights, weights[0])), version=1)
+        await engine.load_weights(SharedWeights((*weights, weights[0])), version=1)
 
 
 async def test_weights_are_refused_unless_paused_and_idle() -> None:

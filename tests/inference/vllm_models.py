@@ -78,7 +78,7 @@ def saved(folder: Path, model: Any) -> Path:
 
 @torch.no_grad()
 def changed(model: Any, seed: int) -> tuple[tuple[str, Tensor], ...]:
-    """Adds noise to every weight of the model, in place; all of them, tied ones once."""
+    """Adds noise to every weight of the model, in place; all of them, each tied weight once."""
     noise = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter += 0.05 * torch.randn(parameter.shape, generator=noise)

@@ -11,15 +11,15 @@ from transformers import AutoModelForCausalLM
 
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ModelError, WeightSyncError
-from skyrl.inference.servers.dialects import ServerDeadlines
 from skyrl.inference.servers.http_connection import Connection
+from skyrl.inference.servers.server_api import ServerDeadlines
 from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.inference.vllm.model import expected_weights
 from skyrl.models.files.expert_names import refuse_unnamed_experts, stored_names
 from skyrl.models.files.naming import named_weights
 from skyrl.models.lora import merge_adapters, with_adapter
 from skyrl.models.saving.storing import save_pretrained
-from skyrl.weight_receiver.incoming_weights import Folder
+from skyrl.weight_receiver.incoming_weights import FolderWeights
 from tests.inference.nano import nano_model, nano_tokenizer
 
 MIXTURES = ("qwen3_moe", "mixtral")
@@ -53,7 +53,7 @@ async def test_a_server_that_would_read_other_names_gets_no_files(tmp_path: Path
     connection = Connection("http://127.0.0.1:1")
     server = SGLangServer(connection, connection, ServerDeadlines())
     with pytest.raises(WeightSyncError, match="would read the experts of this model under other names"):
-        await server.load_weights(Folder(path=str(tmp_path), weights=()), 1, expected, "finish")
+        await server.load_weights(FolderWeights(path=str(tmp_path), weights=()), 1, expected, "finish")
 
 
 @pytest.mark.parametrize("targets", ["all-linear", r".*\.[qkvo]_proj"])

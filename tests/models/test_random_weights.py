@@ -62,7 +62,7 @@ def test_policy_reference_and_engine_start_from_the_same_weights(bare: Path, nan
     )
     assert isinstance(engine, TorchEngine)
     weights = dict(policy.weights())
-    for other in (dict(reference.strategy.gather()), dict(engine._model.model.named_parameters())):
+    for other in (dict(reference.strategy.gather()), dict(engine._causal_lm.hf_model.named_parameters())):
         assert all(torch.equal(weight, other[name]) for name, weight in weights.items())
     stored = load_causal_lm(str(nano / "model"), dtype=torch.float32, attention="sdpa", device=CPU)
     assert not torch.equal(stored.get_parameter("lm_head.weight"), weights["model.embed_tokens.weight"])

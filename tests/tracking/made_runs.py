@@ -108,7 +108,7 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> type[Listed]:
     """The service under the name `listed`, in this process."""
     monkeypatch.setattr(
         "skyrl.tracking.services.follow.TRACKERS",
-        {"listed": TrackerFacts(made_by=f"{__name__}:Listed", package="json")},
+        {"listed": TrackerFacts(tracker_class=f"{__name__}:Listed", package="json")},
     )
     monkeypatch.setattr(Listed, "given", [])
     monkeypatch.setattr(Listed, "rewinds", False)

@@ -14,7 +14,7 @@ from skyrl.algorithms.losses import LossInputs
 from skyrl.config import AlgorithmConfig, CISPOConfig, CriticConfig, DecoupledConfig, ModelConfig, SkyRLTrainConfig
 from skyrl.config.checks.algorithm import critic_values_are_read, sequence_loss_weighs_answers_equally
 from skyrl.config.checks.asynchronous import stale_samples_are_corrected
-from skyrl.config.derive.chosen_facts import estimator_facts, loss_facts
+from skyrl.config.derive.algorithm_facts import estimator_facts, loss_facts
 from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS
 from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLossRegistry
@@ -127,7 +127,7 @@ class Own:
 
     width: float = 0.1
     reads_rollout_logprobs: ClassVar[bool] = False
-    of_whole_answers: ClassVar[bool] = True
+    expects_sequence_mean: ClassVar[bool] = True
     zero_at_zero_advantage: ClassVar[bool] = True
 
     def __call__(self, inputs: LossInputs) -> Tensor:

@@ -111,7 +111,7 @@ def test_rows_that_have_no_part_in_the_loss_are_left_out(
         (0, 4, []),
     ],
 )
-def test_one_row_without_an_advantage_is_watched_for_thirty_two_that_are_learned(
+def test_one_row_without_an_advantage_is_measured_for_thirty_two_that_are_learned(
     learned: int, left_out: int, sample: list[int]
 ) -> None:
     count = learned + left_out
@@ -127,16 +127,16 @@ def test_one_row_without_an_advantage_is_watched_for_thirty_two_that_are_learned
         advantages=is_learned.float().unsqueeze(1).expand(count, 4),
     )
     objective = PolicyObjective(policy_loss=likelihood, zero_at_zero_advantage=True)
-    watched = objective.watched(batch)
+    measured = objective.measured_only(batch)
     if not sample:
-        assert watched is None
+        assert measured is None
     else:
-        assert watched is not None
-        rows, times = watched
+        assert measured is not None
+        rows, times = measured
         assert [row - learned for row in rows.input_ids[:, 0].tolist()] == sample
         assert times * rows.loss_mask.sum() == pytest.approx(batch.loss_mask[learned:].sum().item())
         assert rows.loss_weights is not None and not rows.loss_weights.any()
-    assert evolve(objective, kl_loss_coef=0.1).watched(batch) is None  # then every row is learned
+    assert evolve(objective, kl_loss_coef=0.1).measured_only(batch) is None  # then every row is learned
 
 
 def test_a_row_without_a_token_is_left_out_unless_there_is_no_other() -> None:

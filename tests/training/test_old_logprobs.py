@@ -34,22 +34,22 @@ def test_old_logprobs_are_asked_for_exactly_where_they_change_the_loss(algorithm
         objective(new, batch.with_fields(old_logprobs=old))[0].item()
         for old in (new - 0.1, new - torch.tensor([[0.0, 0.3, 2.5], [0.0, -1.2, 0.5]]))
     ]
-    assert (losses[0] != losses[1]) == scores_old_logprobs(algorithm, updates=2)
+    assert (losses[0] != losses[1]) == scores_old_logprobs(algorithm, optimizer_steps=2)
 
 
 @pytest.mark.parametrize("source", ["engine", "interpolated"])
 def test_the_engines_own_log_probabilities_need_no_pass(source: Literal["engine", "interpolated"]) -> None:
     algorithm = AlgorithmConfig(old_logprobs=source, use_kl_in_reward=True, use_kl_loss=False)
-    assert not scores_old_logprobs(algorithm, updates=4)
+    assert not scores_old_logprobs(algorithm, optimizer_steps=4)
 
 
 def test_one_update_compares_with_nothing_older_than_itself() -> None:
-    assert not scores_old_logprobs(AlgorithmConfig(), updates=1)
+    assert not scores_old_logprobs(AlgorithmConfig(), optimizer_steps=1)
 
 
 def test_a_kl_term_in_the_reward_is_taken_before_the_first_update() -> None:
     assert scores_old_logprobs(
-        AlgorithmConfig(use_kl_in_reward=True, use_kl_loss=False, policy_loss_type="dppo"), updates=1
+        AlgorithmConfig(use_kl_in_reward=True, use_kl_loss=False, policy_loss_type="dppo"), optimizer_steps=1
     )
 
 

@@ -12,7 +12,7 @@ import torch
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, ConfigError
-from skyrl.config.derive.chosen_facts import estimator_facts, loss_facts
+from skyrl.config.derive.algorithm_facts import estimator_facts, loss_facts
 from skyrl.experiments.preflight import custom_algorithms_can_be_called
 from skyrl.training.advantage import advantage_estimator
 from skyrl.training.objective import PolicyObjective, policy_objective
@@ -126,15 +126,15 @@ def test_an_estimator_of_another_system_equals_the_built_in_one(
 
 
 REFUSED = {
-    "takes_two": ("token_mean", "py:158 takes_two(first, second) has no known form"),
-    "asks_for_entropy": ("token_mean", "asks for entropy: SkyRL's form has log_probs,"),
+    "takes_two": ("token_mean", "py:158 takes_two(first, second) has no known signature"),
+    "asks_for_entropy": ("token_mean", "asks for entropy: SkyRL's signature has log_probs,"),
     "reduces_nothing": ("token_mean", "gives one number that depends on the log-probabilities, not a tensor (5, 5)"),
     "counts_padding": ("token_mean", "neither a sum over the tokens of its mask nor their token_mean"),
     "always_by_answer": ("token_mean", "nor their token_mean"),
     "skyrl_reinforce": ("sequence_mean", "AssertionError"),
     "verl_vanilla": ("prompt_mean", "AssertionError"),
     "reads_what_is_not_here": ("token_mean", "config.policy_loss.dro_beta is not here"),
-    "asks_for_entropies": ("", "asks for entropies: SkyRL or verl's form has"),
+    "asks_for_entropies": ("", "asks for entropies: SkyRL or verl's signature has"),
     "OfNoCall": ("token_mean", "OfNoCall has no __call__"),
     "forgets_the_tokens": ("", "of the shape of response_mask, and not (tensor("),
 }

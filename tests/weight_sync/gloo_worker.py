@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from skyrl.inference.vllm.worker import WeightReceiver
+from skyrl.inference.vllm.worker import WorkerExtension
 from tests.weight_sync import gloo_transfer
 
 gloo_transfer.register()
 
 
-class GlooReceiver(WeightReceiver):
-    """`WeightReceiver` where `gloo` is one of vLLM's transfers."""
+class GlooReceiver(WorkerExtension):
+    """`WorkerExtension` where `gloo` is one of vLLM's transfers."""

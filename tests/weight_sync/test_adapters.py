@@ -21,16 +21,16 @@ from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import WeightSyncError
 from skyrl.inference.adapters import shared, write_adapter
 from skyrl.inference.engine import InferenceEngine
-from skyrl.inference.servers.dialects import ServerDeadlines
 from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.http_engine import HttpEngine
+from skyrl.inference.servers.server_api import ServerDeadlines
 from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.inference.servers.vllm_server import VLLMServer
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.inference.vllm.engine import VLLMEngine
 from skyrl.models.files.naming import named_weights
 from skyrl.models.lora import adapter_alone, with_adapter
-from skyrl.weight_receiver.incoming_weights import Adapter, Folder, Shared, weight_info
+from skyrl.weight_receiver.incoming_weights import Adapter, FolderWeights, SharedWeights, weight_info
 from skyrl.weight_sync.senders import FolderSender
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
 from tests.inference.server_engines import vllm_server
@@ -111,7 +111,7 @@ async def test_whole_weights_take_the_adapter_away() -> None:
     engine = TorchEngine(nano_model(), nano_tokenizer(), max_num_seqs=8)
     await give(engine, adapter_of(learner("qwen2")), 1)
     other = nano_model(seed=7)
-    await give(engine, Shared(tuple(named_weights(other))), 2)
+    await give(engine, SharedWeights(tuple(named_weights(other))), 2)
     assert await far_from(engine, other) < 1e-4
     await engine.close()
 
@@ -151,7 +151,7 @@ async def test_an_adapter_that_was_changed_on_its_way_is_refused(tmp_path: Path)
     tensors = tensors_of(learner("qwen2"))
     FolderSender(path=str(tmp_path), dtype="float32")(iter(tensors))
     infos = tuple(weight_info(name, tensor) for name, tensor in tensors)
-    adapter = Adapter(tensors=Folder(path=str(tmp_path), weights=infos), rank=4, alpha=8)
+    adapter = Adapter(tensors=FolderWeights(path=str(tmp_path), weights=infos), rank=4, alpha=8)
     write_adapter(adapter, tmp_path / "peft")
     spoilt = {name: tensor.clone() for name, tensor in tensors}
     spoilt[tensors[0][0]][0, 0] += 1
@@ -190,7 +190,7 @@ def sent_as_files(model: Any, path: Path) -> Adapter:
     path.mkdir(parents=True)
     FolderSender(path=str(path), dtype="float32")(iter(tensors))
     infos = tuple(weight_info(name, tensor) for name, tensor in tensors)
-    return Adapter(tensors=Folder(path=str(path), weights=infos), rank=LORA.rank, alpha=LORA.alpha)
+    return Adapter(tensors=FolderWeights(path=str(path), weights=infos), rank=LORA.rank, alpha=LORA.alpha)
 
 
 async def test_sglang_gets_the_adapter_alone_under_a_name_of_its_own_and_forgets_the_one_before(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from skyrl.errors import WeightSyncError
 from skyrl.storage.places import storage_at
 from skyrl.weight_receiver import incoming_weights
-from skyrl.weight_receiver.incoming_weights import Delta, as_plain, from_plain, weight_info
+from skyrl.weight_receiver.incoming_weights import DeltaWeights, as_plain, from_plain, weight_info
 from skyrl.weight_sync.senders import DeltaSender
 from skyrl.weight_sync.transports import DeltaTransport
 from tests.checkpoint.object_store import BUCKET, ObjectStore
@@ -51,15 +51,15 @@ class Receiver:
         self.received: Values = {}
         self.read: list[str] = []
         self.fails = False
-        original = Delta._read_tensors
+        original = DeltaWeights._read_tensors
 
-        def noted(delta: Delta, file: str, names: Any) -> Any:
+        def noted(delta: DeltaWeights, file: str, names: Any) -> Any:
             self.read += names
             return original(delta, file, names)
 
-        monkeypatch.setattr(Delta, "_read_tensors", noted)
+        monkeypatch.setattr(DeltaWeights, "_read_tensors", noted)
 
-    async def load_weights(self, incoming_sets: list[Delta], version: int) -> None:
+    async def load_weights(self, incoming_sets: list[DeltaWeights], version: int) -> None:
         if self.fails:
             raise WeightSyncError("not now")
         self.read = []
@@ -185,13 +185,15 @@ async def test_a_file_that_was_changed_is_refused(tmp_path: Path, receiver: Rece
     infos = (weight_info("a", torch.zeros(SIZE)),)
     with (
         pytest.raises(WeightSyncError, match="a was changed in transit"),
-        Delta(path=str(tmp_path), files=files, weights=infos).open() as weights,
+        DeltaWeights(path=str(tmp_path), files=files, weights=infos).open() as weights,
     ):
         list(weights)
 
 
 def test_a_delta_travels_as_plain_data() -> None:
-    delta = Delta(path="/a", files={"0.safetensors": {"a": "12"}}, weights=(weight_info("a", torch.zeros(SIZE)),))
+    delta = DeltaWeights(
+        path="/a", files={"0.safetensors": {"a": "12"}}, weights=(weight_info("a", torch.zeros(SIZE)),)
+    )
     assert from_plain(as_plain(delta)) == delta
 
 

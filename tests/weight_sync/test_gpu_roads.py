@@ -19,7 +19,7 @@ from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.inference.vllm.engine import VLLMEngine
 from skyrl.weight_sync.canary import Canary
 from skyrl.weight_sync.publish import WeightSync
-from skyrl.weight_sync.transports import NativeTransport, TransferRendezvous
+from skyrl.weight_sync.transports import TransferRendezvous, VLLMNativeTransport
 from tests.inference.nano import nano_tokenizer, prompts
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import saved, small_model
@@ -43,7 +43,7 @@ async def largest_differences(folder: Path, family: str, tied: bool, backend: st
     engine = VLLMEngine(CONFIG, model_path=str(folder), device="cuda", tokenizer=nano_tokenizer())
     client = InferenceEngineClient([engine], nano_tokenizer(), str(folder), SkyRLLoraConfig(), InferenceEngineConfig())
     rendezvous = TransferRendezvous("127.0.0.1", store.port, timeout=60)
-    transport = NativeTransport(rendezvous, backend=backend, senders=1, dtype="float32", bucket_bytes=2**20)
+    transport = VLLMNativeTransport(rendezvous, backend=backend, senders=1, dtype="float32", bucket_bytes=2**20)
     sync, differences = WeightSync(learner, client, transport, CANARY), []
     for version in range(1, 21):
         learner.update_at_random()

@@ -16,9 +16,9 @@ from torch import Tensor
 from skyrl.errors import WeightSyncError
 from skyrl.weight_receiver.checksums import Digests, digest_word, in_hex
 from skyrl.weight_receiver.incoming_weights import WeightInfo
-from skyrl.weight_sync import native
-from skyrl.weight_sync.native import NativeSender, _source, free_address
-from skyrl.weight_sync.transports import NativeTransport, TransferRendezvous
+from skyrl.weight_sync import vllm_native
+from skyrl.weight_sync.transports import TransferRendezvous, VLLMNativeTransport
+from skyrl.weight_sync.vllm_native import VLLMNativeSender, _source, free_address
 
 INFOS = (WeightInfo(name="a", shape=(2,), dtype="float32"), WeightInfo(name="b", shape=(1,), dtype="bfloat16"))
 
@@ -39,7 +39,7 @@ class Transfer:
         self.timeout = 7.0
         self.host = "127.0.0.1"
 
-    def moved(self, offset: int) -> Transfer:
+    def with_rank_offset(self, offset: int) -> Transfer:
         self.calls.append(f"rank {offset}")
         return self
 
@@ -79,13 +79,13 @@ def transfer(monkeypatch: pytest.MonkeyPatch) -> Transfer:
     }
     for name, members in modules.items():
         monkeypatch.setitem(sys.modules, f"vllm.distributed.weight_transfer.{name}", SimpleNamespace(**members))
-    monkeypatch.setattr(native, "Requests", transfer.requests)
+    monkeypatch.setattr(vllm_native, "RequestSender", transfer.requests)
     return transfer
 
 
-def sender(transfer: Transfer, backend: str, senders: int) -> NativeSender:
+def sender(transfer: Transfer, backend: str, senders: int) -> VLLMNativeSender:
     group: Any = transfer
-    return NativeSender(group=group, backend=backend, senders=senders, weights=INFOS, bucket_bytes=64)
+    return VLLMNativeSender(group=group, backend=backend, senders=senders, weights=INFOS, bucket_bytes=64)
 
 
 def test_the_only_sender_sends_through_nccl_and_ends_the_requests(transfer: Transfer) -> None:
@@ -191,7 +191,7 @@ class Ends:
 async def test_engines_load_while_the_first_rank_sends_or_every_one_of_several(senders: int, everywhere: bool) -> None:
     rendezvous = TransferRendezvous("here", 29, timeout=7.0)
     ends: Any = Ends()
-    transport = NativeTransport(rendezvous, backend="ipc", senders=senders, dtype="float32", bucket_bytes=64)
+    transport = VLLMNativeTransport(rendezvous, backend="ipc", senders=senders, dtype="float32", bucket_bytes=64)
     await transport.send(ends, ends, 5)
     [(sender, ran_everywhere)] = ends.streamed
     assert ran_everywhere == everywhere

@@ -152,7 +152,7 @@ class Deceived(TorchEngine):
         old = {name: tensor.clone() for name, tensor in self._held.state_dict().items()}
         is_there = await super().load_weights(incoming, version)
         self._spoil(self._held, old)
-        self._model.invalidate()  # what it computes with is what the model holds now
+        self._causal_lm.invalidate()  # what it computes with is what the model holds now
         return is_there
 
 
@@ -249,7 +249,7 @@ def test_a_member_that_ends_after_it_has_signed_in_is_not_waited_for_as_long_as_
 ) -> None:
     monkeypatch.setattr(transfer_group, "_CONNECT_SECONDS", 0.5)
     learner_end, engine_ends = TransferRendezvous("127.0.0.1", store.port, timeout=1000).new_group(1)
-    engine_ends[0].store().set(transfer_group.present(1), "")  # and that was all
+    engine_ends[0].store().set(transfer_group.presence_key(1), "")  # and that was all
     with (
         pytest.raises(WeightSyncError, match=r"the weight transfer failed \(rank 0 of 2 on \S+: wait timeout"),
         learner_end.join(),

@@ -14,9 +14,8 @@ from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
 from skyrl.inference.engine import Completion
 from skyrl.weight_receiver.checksums import digest_word, in_hex
-from skyrl.weight_receiver.incoming_weights import Adapter, Folder
+from skyrl.weight_receiver.incoming_weights import Adapter, FolderWeights
 from skyrl.weight_sync.canary import canary_prompts, rows
-from skyrl.weight_sync.native import _Workers
 from skyrl.weight_sync.publish import WeightSync
 from skyrl.weight_sync.senders import BroadcastSender, buckets
 from skyrl.weight_sync.transports import (
@@ -27,6 +26,7 @@ from skyrl.weight_sync.transports import (
     _order_of_causes,
     send_both,
 )
+from skyrl.weight_sync.vllm_native import _Workers
 
 
 class World:
@@ -97,7 +97,7 @@ async def test_a_run_that_is_to_stop_gives_up_a_transfer_that_hangs(hangs: str) 
         await asyncio.gather(task, return_exceptions=True)
         return False
 
-    world = World(in_time=given_up)
+    world = World(until_stopped=given_up)
     setattr(world, hangs, hang)
     assert (await world.sync.publish(1))["engines"] == 2.0  # the step counts, and is saved
     assert (
@@ -134,7 +134,7 @@ async def test_engines_are_never_ahead_of_a_learner_that_went_back_and_never_emp
         await world.sync.publish(version)
     assert world.sent() == ["send 1", "send 3", "send 3", "send 2"]
     world.holds_weights = False  # they slept
-    assert world.sync.is_behind and world.sync.is_missing
+    assert world.sync.is_behind and world.sync.weights_discarded
     await world.sync.publish(4)
     world.holds_weights = False
     await world.sync.catch_up()
@@ -212,7 +212,7 @@ async def test_the_folder_for_weights_is_made_with_its_parents_and_empty_once_th
             assert dtype == "float32"
             consume(iter([("w", torch.ones(2))]))
 
-        async def load_weights(self, incoming: list[Folder], version: int) -> None:
+        async def load_weights(self, incoming: list[FolderWeights], version: int) -> None:
             assert len(incoming) == 2
             look(Path(incoming[0].path), version)
 
@@ -248,7 +248,7 @@ class AdapterEnds:
         for adapter in adapters:
             weights = [f"{info.name} {info.shape} {info.dtype}" for info in adapter.weights]
             self.loaded.append((len(adapters), version, adapter.rank, adapter.alpha, weights))
-        if isinstance(adapters[0].tensors, Folder):
+        if isinstance(adapters[0].tensors, FolderWeights):
             with adapters[0].open() as tensors:
                 assert {name: tensor.tolist() for name, tensor in tensors} == {"lora_A": [1.0, 1.0]}
 

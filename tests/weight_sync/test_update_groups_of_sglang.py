@@ -20,14 +20,14 @@ from torch._C._distributed_c10d import TCPStore
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import UserError, WeightSyncError
 from skyrl.inference.pool.client import InferenceEngineClient
-from skyrl.inference.servers.dialects import ServerDeadlines
 from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.http_engine import HttpEngine
+from skyrl.inference.servers.server_api import ServerDeadlines
 from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.inference.torch.engine import TorchEngine
-from skyrl.weight_sync import update_groups
-from skyrl.weight_sync.transports import TransferRendezvous, UpdateGroupTransport
-from skyrl.weight_sync.update_groups import UpdateGroupSender, _run_in_background, _until
+from skyrl.weight_sync import sglang_group
+from skyrl.weight_sync.sglang_group import SGLangGroupSender, _run_in_background, _until
+from skyrl.weight_sync.transports import SGLangGroupTransport, TransferRendezvous
 from tests.inference.nano import nano_model, nano_tokenizer
 from tests.inference.sglang_stand_in import SGLangStandIn
 from tests.weight_sync.held import HeldModel
@@ -61,7 +61,7 @@ async def servers(
         yield (
             started,
             client,
-            UpdateGroupTransport(rendezvous, backend="gloo", workers=1, dtype="float32", bucket_bytes=20_000),
+            SGLangGroupTransport(rendezvous, backend="gloo", workers=1, dtype="float32", bucket_bytes=20_000),
         )
         await client.close()
 
@@ -94,9 +94,9 @@ async def test_a_server_that_does_not_join_is_named_before_the_others_are_waited
         assert [path for path in started[0].asked if path.endswith("distributed")] == []
 
 
-def sender() -> UpdateGroupSender:
+def sender() -> SGLangGroupSender:
     group: Any = SimpleNamespace(host="127.0.0.1", timeout=60.0, name="a", size=2, rendezvous=nullcontext)
-    return UpdateGroupSender(group=group, workers=1, backend="gloo", dtype="float32")
+    return SGLangGroupSender(group=group, workers=1, backend="gloo", dtype="float32")
 
 
 class Asking(ThreadPoolExecutor):
@@ -124,7 +124,7 @@ def test_why_a_server_does_not_join_is_told_before_the_group_gives_up(monkeypatc
         time.sleep(0.2)  # who does not wait has looked by now
         raise WeightSyncError("no such backend")
 
-    monkeypatch.setattr(update_groups, "_group", group)
+    monkeypatch.setattr(sglang_group, "_group", group)
     requests: Any = SimpleNamespace(send=ask)
     with (
         Asking() as asking,
@@ -149,8 +149,8 @@ def test_a_bucket_that_a_server_does_not_take_after_it_came_ends_the_transfer(mo
     def broadcast(*_: Any, **__: Any) -> Any:
         return SimpleNamespace(is_completed=lambda: True, wait=sent.set)
 
-    monkeypatch.setattr(update_groups, "Requests", Requests)
-    monkeypatch.setattr(UpdateGroupSender, "_led", lambda *_: nullcontext())
+    monkeypatch.setattr(sglang_group, "RequestSender", Requests)
+    monkeypatch.setattr(SGLangGroupSender, "_led", lambda *_: nullcontext())
     monkeypatch.setattr("torch.distributed.broadcast", broadcast)
     with pytest.raises(WeightSyncError, match="out of memory"):
         sender()(iter([("a", torch.ones(2))]))
@@ -172,7 +172,7 @@ class Sending:
 
 
 def test_a_broadcast_is_waited_for_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyrl.weight_sync.update_groups._POLL_SECONDS", 0.0)
+    monkeypatch.setattr("skyrl.weight_sync.sglang_group._POLL_SECONDS", 0.0)
     sending: Any = Sending(looks=3)
     _until(sending, Future())
     assert (sending.looks, sending.waited) == (-1, 1)

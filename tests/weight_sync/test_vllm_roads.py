@@ -24,9 +24,9 @@ from skyrl.weight_sync.transports import (
     BroadcastTransport,
     DeltaTransport,
     FolderTransport,
-    NativeTransport,
     SharedTransport,
     TransferRendezvous,
+    VLLMNativeTransport,
     WeightTransport,
 )
 from tests.inference.nano import nano_tokenizer, prompts, request
@@ -69,7 +69,7 @@ def transport(name: str, store: TCPStore, folder: Path) -> WeightTransport:
             from tests.weight_sync import gloo_transfer
 
             gloo_transfer.register()
-            return NativeTransport(rendezvous, backend="gloo", senders=1, dtype="float32", bucket_bytes=2**20)
+            return VLLMNativeTransport(rendezvous, backend="gloo", senders=1, dtype="float32", bucket_bytes=2**20)
         case _:
             return SharedTransport()
 
@@ -208,7 +208,7 @@ async def refusal(folder: Path, tied: bool, name: str, fault: str) -> tuple[str,
             flip_a_byte(patch)
         if fault == "head left out":
             patch.setattr(vllm_worker, "under_all_names", lambda weights, tied, copied: weights)
-            patch.setattr(vllm_worker.WeightReceiver, "_skyrl_renew_heads", lambda self: None)
+            patch.setattr(vllm_worker.WorkerExtension, "_skyrl_renew_heads", lambda self: None)
         if fault == "cache not reset":
             patch.setattr(between.engine._backend, "drop_caches", pretend_to_drop)
             for prompt in CANARY.prompts:

@@ -118,7 +118,7 @@ def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, 
     """
     from skyrl.config.derive.sizes import engines_of
     from skyrl.errors import UserError
-    from skyrl.experiments.collaborators import in_flight_policy, stream_limits
+    from skyrl.experiments.factories import in_flight_policy, stream_limits
     from skyrl.tools.simulation import Seconds, World, measured
     from skyrl.tracking.jsonlines import JsonLines
 

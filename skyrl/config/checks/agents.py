@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.derive.chosen_facts import estimator_facts
+from skyrl.config.derive.algorithm_facts import estimator_facts
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 

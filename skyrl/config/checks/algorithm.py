@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.derive.chosen_facts import estimator_facts, is_peer_loss, loss_facts
+from skyrl.config.derive.algorithm_facts import estimator_facts, is_peer_loss, loss_facts
 from skyrl.config.derive.rl_models import distills, gives_whole_distributions, has_critic, has_teacher
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.losses import asks_for_correction
@@ -238,7 +238,7 @@ def correction_bounds_are_ordered(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def sequence_loss_weighs_answers_equally(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A loss with one ratio for a whole answer should not count long answers more."""
     algorithm = run.trainer.algorithm
-    if loss_facts(algorithm).of_whole_answers and algorithm.loss_reduction != "sequence_mean":
+    if loss_facts(algorithm).expects_sequence_mean and algorithm.loss_reduction != "sequence_mean":
         yield Problem(
             path=_ALGORITHM + "loss_reduction",
             message=f"{algorithm.policy_loss_type} is meant for sequence_mean, and this is {algorithm.loss_reduction}",

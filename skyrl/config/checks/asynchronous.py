@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.derive.chosen_facts import loss_facts
+from skyrl.config.derive.algorithm_facts import loss_facts
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.settings.fully_async import FullyAsyncConfig
 from skyrl.config.settings.root import SkyRLTrainConfig

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from math import inf
 
 from skyrl.config.derive.every_kind import evaluates
-from skyrl.config.derive.sizes import samples
+from skyrl.config.derive.sizes import draws_rollouts
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.foundation.reasoning_tasks import REASONING_GYM, SCHEME, is_installed, prompt_refusal, task_problems
 from skyrl.config.settings.data import DataConfig
@@ -19,20 +19,20 @@ from skyrl.tree.names import nearest
 
 def training_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Training has at least one source of prompts."""
-    if not run.data.train_data and samples(run):
+    if not run.data.train_data and draws_rollouts(run):
         yield Problem(path="data.train_data", message="the list is empty", hint="give at least one file of prompts")
 
 
 def evaluation_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """If evaluation is on, it has prompts."""
-    if evaluates(run.trainer) and samples(run) and not run.data.val_data:
+    if evaluates(run.trainer) and draws_rollouts(run) and not run.data.val_data:
         hint = "give a file, or set trainer.eval_before_train = false and trainer.eval_interval = -1"
         yield Problem(path="data.val_data", message="evaluation is on but the list is empty", hint=hint)
 
 
 def recorded_samples_exclude_evaluation(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Evaluation needs to sample, but a run that is fed from a recording has no engine."""
-    if evaluates(run.trainer) and not samples(run):
+    if evaluates(run.trainer) and not draws_rollouts(run):
         yield Problem(
             path="trainer.rollouts_from",
             message="a run on recorded rollouts has no engine, but evaluation is on",

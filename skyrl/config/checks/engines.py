@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from skyrl.config.checks.asynchronous import is_corrected
 from skyrl.config.derive.engine_backends import GROUP_TRANSPORTS, backend_of, backends_that, engine_dtype, server_urls
 from skyrl.config.derive.engine_options import refused_options
-from skyrl.config.derive.sizes import on_ray, samples, starts_engines
+from skyrl.config.derive.sizes import draws_rollouts, on_ray, starts_engines
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 
@@ -55,7 +55,7 @@ def servers_support_weight_transport(run: SkyRLTrainConfig) -> Iterator[Problem]
     able = backend_of(engine).transports
     choices = (*(transport for transport in able if on_ray(run) or transport not in GROUP_TRANSPORTS), "none")
     travels = on_ray(run) and engine.weight_sync_backend != "nccl"  # else the check of nccl says more
-    if samples(run) and (travels or not starts_engines(run)) and engine.weight_sync_backend not in choices:
+    if draws_rollouts(run) and (travels or not starts_engines(run)) and engine.weight_sync_backend not in choices:
         known = engine.weight_sync_backend in able
         of_ray = " from a learner that is not on Ray" if known else ""
         or_ray = ", or set trainer.placement.executor = ray" if known else ""

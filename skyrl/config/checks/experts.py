@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.derive.engine_backends import backend_of, backends_that, kind_of_engine
-from skyrl.config.derive.sizes import models_of, samples
+from skyrl.config.derive.sizes import draws_rollouts, models_of
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.strategies import facts_of, reads
 from skyrl.errors import Problem
@@ -36,7 +36,7 @@ def replay_needs_returned_experts(run: SkyRLTrainConfig) -> Iterator[Problem]:
         if model == "critic" or not getattr(run.trainer, model).moe_enable_routing_replay:
             continue
         path = f"trainer.{model}.moe_enable_routing_replay"
-        if not samples(run):
+        if not draws_rollouts(run):
             continue
         if _RETURNED not in backend_of(engine).fields:
             able = backends_that(lambda backend: _RETURNED in backend.fields)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.derive.chosen_facts import loss_facts
+from skyrl.config.derive.algorithm_facts import loss_facts
 from skyrl.config.derive.rl_models import (
     POLICY,
     gives_distributions,
@@ -182,7 +182,9 @@ def lora_dropout_makes_ratios_noisy(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def _compares_logprobs(run: SkyRLTrainConfig) -> bool:
     """Whether the policy's loss compares with log-probabilities of an earlier pass; True if unknown."""
     algorithm = run.trainer.algorithm
-    compares = scores_old_logprobs(algorithm, POLICY.updates(run)) or loss_facts(algorithm).reads_rollout_logprobs
+    compares = (
+        scores_old_logprobs(algorithm, POLICY.optimizer_steps(run)) or loss_facts(algorithm).reads_rollout_logprobs
+    )
     return compares is not False
 
 

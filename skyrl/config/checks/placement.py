@@ -14,11 +14,11 @@ from skyrl.config.checks.every_kind import processes_fit_cluster
 from skyrl.config.derive.engine_backends import backend_of, server_urls
 from skyrl.config.derive.rl_models import RL_ROLES
 from skyrl.config.derive.sizes import (
+    draws_rollouts,
     engines_of,
     grid_of,
     models_of,
     on_ray,
-    samples,
     sizes_of,
     starts_engines,
 )
@@ -127,7 +127,7 @@ def colocated_engines_use_all_gpus(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def external_engines_exclude_colocation(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Engines that run already cannot take turns with the policy."""
-    if on_ray(run) and run.trainer.placement.colocate_all and samples(run) and not starts_engines(run):
+    if on_ray(run) and run.trainer.placement.colocate_all and draws_rollouts(run) and not starts_engines(run):
         yield Problem(
             path="trainer.placement.colocate_all",
             message="the engines run already, elsewhere, and share no GPUs with this run",
@@ -138,7 +138,7 @@ def external_engines_exclude_colocation(run: SkyRLTrainConfig) -> Iterator[Probl
 def colocated_engines_release_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Engines that keep their weights need GPUs of their own."""
     shares, engine = run.trainer.placement.colocate_all and run.trainer.device == "cuda", run.generator.inference_engine
-    if shares and starts_engines(run) and not backend_of(engine).takes_turns:
+    if shares and starts_engines(run) and not backend_of(engine).can_colocate:
         yield Problem(
             path="trainer.placement.colocate_all",
             message=f"{engine.backend} engines do not take turns with learners on the same GPUs",
@@ -149,7 +149,7 @@ def colocated_engines_release_weights(run: SkyRLTrainConfig) -> Iterator[Problem
 def external_engines_have_urls(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Engines that the run does not start have an address."""
     engine = run.generator.inference_engine
-    if samples(run) and not starts_engines(run) and not (engine.external_proxy_url or server_urls(engine)):
+    if draws_rollouts(run) and not starts_engines(run) and not (engine.external_proxy_url or server_urls(engine)):
         yield Problem(
             path=f"{_ENGINE}.external_server_urls",
             message="the run starts no engines, and no address of any is given",
@@ -178,7 +178,7 @@ def num_external_engines_matches_urls(run: SkyRLTrainConfig) -> Iterator[Problem
     """For engines that run already, `num_engines` is the number of addresses."""
     engine = run.generator.inference_engine
     urls = len(server_urls(engine))
-    if samples(run) and not starts_engines(run) and urls and engine.num_engines not in (1, urls):
+    if draws_rollouts(run) and not starts_engines(run) and urls and engine.num_engines not in (1, urls):
         message = f"{engine.num_engines} engines, and {urls} addresses of engines that run already"
         yield Problem(path=f"{_ENGINE}.num_engines", message=message, hint="leave it out: the addresses are counted")
 
@@ -187,7 +187,7 @@ def embedded_engine_is_not_external(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The embedded engine runs inside a process of the run, so it cannot be one that runs already."""
     engine = run.generator.inference_engine
     elsewhere = engine.external_proxy_url or server_urls(engine) or not engine.run_engines_locally
-    if samples(run) and elsewhere and starts_engines(run):
+    if draws_rollouts(run) and elsewhere and starts_engines(run):
         yield Problem(
             path=f"{_ENGINE}.backend",
             message=f"the {engine.backend} engine has no server, but the run is set to use engines that run already",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.derive.chosen_facts import loss_facts
+from skyrl.config.derive.algorithm_facts import loss_facts
 from skyrl.config.effects.algorithm import ALGORITHM_EFFECTS
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
@@ -61,12 +61,12 @@ def training_temperature_is_plausible(run: SkyRLTrainConfig) -> Iterator[Problem
 def algorithm_settings_are_plausible(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Clip ranges and weights of terms of the loss are near those of published recipes."""
     bounds = LARGEST | LARGEST_OF_LOSS.get(run.trainer.algorithm.policy_loss_type, {})
-    for field, (largest, effect, usual) in bounds.items():
+    for field, (largest, consequence, usual) in bounds.items():
         path = f"trainer.algorithm.{field}"
         value = get_at(run, path)
         covering = [effect for effect in ALGORITHM_EFFECTS if f"{path}.".startswith(f"{effect.path}.")]
         if value > largest and all(effect.condition.holds(run) for effect in covering):
-            yield _warning(path, f"{value}: {effect}", usual)
+            yield _warning(path, f"{value}: {consequence}", usual)
 
 
 def reward_scale_is_not_zero(run: SkyRLTrainConfig) -> Iterator[Problem]:

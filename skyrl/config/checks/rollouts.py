@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from skyrl.config.checks.every_kind import named_template_exists
-from skyrl.config.derive.chosen_facts import estimator_facts
+from skyrl.config.derive.algorithm_facts import estimator_facts
 from skyrl.config.derive.engine_options import given_length, length_option
 from skyrl.config.derive.rl_models import has_critic
 from skyrl.config.settings.environment import ENVIRONMENTS, built_in_name

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.every_kind import evaluates
-from skyrl.config.derive.sizes import samples
+from skyrl.config.derive.sizes import draws_rollouts
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.names import nearest
@@ -14,16 +14,11 @@ from skyrl.tree.names import nearest
 
 def evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Greedy samples of a prompt are all the same, so pass@n would equal pass@1."""
-    sampling, samples = run.generator.eval_sampling_params, run.generator.eval_n_samples_per_prompt
-    if (
-        evaluates(run.trainer)
-        and sampling is not None
-        and (sampling.greedy or sampling.temperature == 0)
-        and samples > 1
-    ):
+    sampling, count = run.generator.eval_sampling_params, run.generator.eval_n_samples_per_prompt
+    if evaluates(run.trainer) and sampling is not None and (sampling.greedy or sampling.temperature == 0) and count > 1:
         yield Problem(
             path="generator.eval_n_samples_per_prompt",
-            message=f"the {samples} samples of a prompt are equal, since evaluation is greedy",
+            message=f"the {count} samples of a prompt are equal, since evaluation is greedy",
             hint="give generator.eval_sampling_params a temperature above 0 without greedy, or set this to 1",
             severity="warning",
         )
@@ -90,7 +85,7 @@ def engine_has_sampling_arguments(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Sampling parameters beyond the tree's own are arguments of the chosen engine."""
     engine = run.generator.inference_engine
     able = backend_of(engine).sampling_arguments
-    for table in ("sampling_params", "eval_sampling_params") if samples(run) else ():
+    for table in ("sampling_params", "eval_sampling_params") if draws_rollouts(run) else ():
         sampling = getattr(run.generator, table)
         for name in (sampling and sampling.additional_kwargs) or ():
             if name not in able:

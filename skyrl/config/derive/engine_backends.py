@@ -31,8 +31,8 @@ class EngineBackend:
     has_the_learners_dtype: bool = False
     """Whether the engine computes in `rollout_dtype`, else in `trainer.compute_dtype`, whatever `model_dtype` says."""
 
-    takes_turns: bool = True
-    """Whether learners may have the engine's GPUs while it does not sample (`colocate_all`)."""
+    can_colocate: bool = True
+    """Whether learners may use the engine's GPUs while it does not sample (`colocate_all`)."""
 
     serves_adapters: bool = False
     """Whether it can be started with several adapters, of which a request names one."""
@@ -72,19 +72,19 @@ class EngineBackend:
     """Names that `additional_kwargs` of the sampling parameters may have: settings of the engine that change which
     tokens are drawn, not what an answer looks like."""
 
-    as_server: str = ""
-    """Kind of engine for servers of this backend that run already; empty if there are none, or if they are of the same
-    kind."""
+    external_kind: str = ""
+    """Kind of engine for external servers of this backend, which run already; empty if there are none, or if they are
+    of the same kind."""
 
-    elsewhere: EngineBackend | None = None
-    """Facts about servers of this backend that run already, if they are of the same kind."""
+    external_facts: EngineBackend | None = None
+    """Facts about external servers of this backend, if they are of the same kind."""
 
-    made_by: str = ""
+    engine_maker: str = ""
     """Function from the run, and adapters of other policies, to the maker of an engine that the run starts, as
     "module:function"; empty if such engines only run already."""
 
-    dialect: str = ""
-    """Class of the `Dialect` of such servers, as "module:Class"; empty for engines that are no servers."""
+    server_api: str = ""
+    """Class of the `ServerApi` of such servers, as "module:Class"; empty for engines that are no servers."""
 
     joins_update_groups: bool = False
     """Whether the server joins a process group through routes of its own to receive weights."""
@@ -114,7 +114,7 @@ _VLLM_SAMPLING = (
 
 _SGLANG_SERVER = EngineBackend(
     fields=("model_dtype", "tensor_parallel_size"),
-    dialect="skyrl.inference.servers.sglang_server:SGLangServer",
+    server_api="skyrl.inference.servers.sglang_server:SGLangServer",
     joins_update_groups=True,
     adapters="files",
     samples_keep_adapters=True,
@@ -146,7 +146,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
             "language_model_only",
             "engine_init_kwargs",
         ),
-        made_by="skyrl.experiments.collaborators:vllm_maker",
+        engine_maker="skyrl.experiments.factories:vllm_maker",
         adapters="files",
         serves_adapters=True,
         scores_prompts=True,
@@ -156,13 +156,13 @@ BACKENDS: Mapping[str, EngineBackend] = {
         transports=("nccl", "gloo", "disk", "delta"),
         head_sizes_on_a_cpu=True,
         sampling_arguments=_VLLM_SAMPLING,
-        as_server="http",
+        external_kind="http",
         package="vllm",
         extra="vllm",
     ),
     "torch": EngineBackend(
         fields=("enable_prefix_caching", "enable_return_routed_experts", "rollout_dtype"),
-        made_by="skyrl.experiments.collaborators:torch_maker",
+        engine_maker="skyrl.experiments.factories:torch_maker",
         is_embedded=True,
         adapters="tensors",
         serves_adapters=True,
@@ -172,7 +172,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
     ),
     "http": EngineBackend(
         fields=("model_dtype", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
-        dialect="skyrl.inference.servers.vllm_server:VLLMServer",
+        server_api="skyrl.inference.servers.vllm_server:VLLMServer",
         adapters="files",
         samples_keep_adapters=True,
         is_started_by_the_run=False,
@@ -192,11 +192,11 @@ BACKENDS: Mapping[str, EngineBackend] = {
             "gpu_memory_utilization",
             "engine_init_kwargs",
         ),
-        made_by="skyrl.experiments.collaborators:sglang_maker",
+        engine_maker="skyrl.experiments.factories:sglang_maker",
         is_started_by_the_run=True,
-        takes_turns=False,
+        can_colocate=False,
         package="sglang",
-        elsewhere=_SGLANG_SERVER,
+        external_facts=_SGLANG_SERVER,
     ),
 }
 """Facts about each kind of engine, keyed by the value of `backend`."""
@@ -222,20 +222,22 @@ def weight_dtype(engine: InferenceEngineConfig, learners: str) -> str:
 def backend_of(engine: InferenceEngineConfig) -> EngineBackend:
     """Facts about the configured kind of engine; where vLLM engines run already, about a server."""
     backend = BACKENDS[engine.backend]
-    return running_already(backend) if _run_already(engine) else backend
+    return external_backend(backend) if _is_external(engine) else backend
 
 
-def running_already(backend: EngineBackend) -> EngineBackend:
-    """Facts about engines of this kind that run already: about servers, where the run starts something else."""
-    return backend.elsewhere or (BACKENDS[backend.as_server] if backend.as_server else backend)
+def external_backend(backend: EngineBackend) -> EngineBackend:
+    """Facts about external engines of this kind, which run already: about servers, where a run itself starts something
+    else.
+    """
+    return backend.external_facts or (BACKENDS[backend.external_kind] if backend.external_kind else backend)
 
 
 def kind_of_engine(engine: InferenceEngineConfig) -> str:
     """Name in `BACKENDS` of the kind of engine that the run samples from."""
-    return (BACKENDS[engine.backend].as_server if _run_already(engine) else "") or engine.backend
+    return (BACKENDS[engine.backend].external_kind if _is_external(engine) else "") or engine.backend
 
 
-def _run_already(engine: InferenceEngineConfig) -> bool:
+def _is_external(engine: InferenceEngineConfig) -> bool:
     return bool(engine.external_proxy_url or engine.external_server_urls) or not engine.run_engines_locally
 
 
@@ -250,7 +252,7 @@ def reads_remote_urls(engine: InferenceEngineConfig) -> bool:
     """Whether `remote_urls` names the engines. It never makes them engines that run already: SkyRL's files write
     addresses beside `run_engines_locally = true`, which then counts.
     """
-    return not engine.external_server_urls and (_run_already(engine) or not backend_of(engine).is_started_by_the_run)
+    return not engine.external_server_urls and (_is_external(engine) or not backend_of(engine).is_started_by_the_run)
 
 
 def backends_that(suit: Callable[[EngineBackend], bool], join: str = "and") -> str:

@@ -52,7 +52,7 @@ class Role:
     learns: bool = True
     """Whether the model is trained. A reference has neither gradients nor an optimizer."""
 
-    sent: bool = False
+    is_sampled_from: bool = False
     """Whether its weights are sent to engines, which sample from it."""
 
     scores: bool = False
@@ -64,7 +64,7 @@ class Role:
     exported_as: str = "model"
     """Name of the folder that the model is exported into."""
 
-    updates: Callable[[Any], int] = lambda run: 1
+    optimizer_steps: Callable[[Any], int] = lambda run: 1
     """Optimizer steps in one training step."""
 
     def grid(self, run: RunConfig) -> Grid:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skyrl.config.derive.chosen_facts import loss_facts
+from skyrl.config.derive.algorithm_facts import loss_facts
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.settings.root import SkyRLTrainConfig
 
@@ -68,18 +68,18 @@ def _role(name: str, title: str, **facts: Any) -> Role:
         trainer="trainer",
         placement=f"trainer.placement.{name}_",
         stored_as=name,
-        updates=lambda run: _updates(run, name),
+        optimizer_steps=lambda run: _optimizer_steps(run, name),
         **facts,
     )
 
 
-def _updates(run: SkyRLTrainConfig, model: str) -> int:
+def _optimizer_steps(run: SkyRLTrainConfig, model: str) -> int:
     trainer = run.trainer
     in_an_epoch = max(1, trainer.train_batch_size // getattr(trainer, f"{model}_mini_batch_size"))
     return int(trainer.update_epochs_per_batch * in_an_epoch)
 
 
-POLICY = _role("policy", "policy", sent=True, exported_as="policy")
+POLICY = _role("policy", "policy", is_sampled_from=True, exported_as="policy")
 CRITIC = _role("critic", "critic", scores=True, exists=has_critic, exists_where="there is a critic")
 REFERENCE = _role(
     "ref",

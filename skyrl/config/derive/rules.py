@@ -18,7 +18,7 @@ from skyrl.config.derive.engine_backends import GROUP_TRANSPORTS, backend_of, en
 from skyrl.config.derive.engine_options import given_length
 from skyrl.config.derive.every_kind import EVERY_KIND_RULES
 from skyrl.config.derive.rl_models import gives_advantages
-from skyrl.config.derive.sizes import grid_of, models_of, samples, starts_engines
+from skyrl.config.derive.sizes import draws_rollouts, grid_of, models_of, starts_engines
 from skyrl.config.foundation.reasoning_tasks import TaskRows
 from skyrl.config.settings.data import DataConfig
 from skyrl.config.settings.generator import SamplingParams
@@ -88,7 +88,7 @@ def executor_follows_process_count(run: SkyRLTrainConfig) -> str:
     engine = run.generator.inference_engine
     single_ranks = all(grid_of(run, model).ranks == 1 for model in models_of(run))
     embedded = not starts_engines(run) or (backend_of(engine).is_embedded and engine.num_engines == 1)
-    grouped = samples(run) and not starts_engines(run) and engine.weight_sync_backend in GROUP_TRANSPORTS
+    grouped = draws_rollouts(run) and not starts_engines(run) and engine.weight_sync_backend in GROUP_TRANSPORTS
     return "in_process" if embedded and single_ranks and not grouped else "ray"
 
 
@@ -378,10 +378,10 @@ def colocated_engine_has_one_process(run: SkyRLTrainConfig) -> bool:
     """
     engine, placement = run.generator.inference_engine, run.trainer.placement
     parts = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
-    takes_turns = placement.executor != "in_process" and placement.colocate_all and starts_engines(run)
+    shares_gpus = placement.executor != "in_process" and placement.colocate_all and starts_engines(run)
     return not (
         "async_engine" in backend_of(engine).fields
-        and takes_turns
+        and shares_gpus
         and parts == 1
         and not engine.enable_ray_prometheus_stats
     )

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import attrs
 
-from skyrl.config.derive.chosen_facts import loss_facts
+from skyrl.config.derive.algorithm_facts import loss_facts
 from skyrl.config.derive.engine_backends import GROUP_TRANSPORTS, backend_of
 from skyrl.config.derive.model_tables import grids_of
 from skyrl.config.derive.rl_models import RL_ROLES
@@ -28,25 +28,25 @@ GPUS_OF_A_MACHINE = 8
 """GPUs that a machine of a GPU cluster usually has; more where a model asks for more on one node."""
 
 
-def scores_old_logprobs(algorithm: AlgorithmConfig, updates: int) -> bool:
-    """Whether the policy scores a batch before the first of its `updates` optimizer steps.
+def scores_old_logprobs(algorithm: AlgorithmConfig, optimizer_steps: int) -> bool:
+    """Whether the policy scores a batch before the first of its `optimizer_steps` optimizer steps.
 
     A KL term in the reward needs the resulting log-probabilities. Otherwise only a loss or correction that compares
-    with them needs them, and only with several updates: before the first one, the policy still is the old policy. No
-    pass is needed if `old_logprobs` takes them from the engine or interpolates them.
+    with them needs them, and only with several of these steps: before the first one, the policy still is the old
+    policy. No pass is needed if `old_logprobs` takes them from the engine or interpolates them.
     """
     if algorithm.old_logprobs != "learner":
         return False
     reads = loss_facts(algorithm).reads_old_logprobs or asks_for_correction(algorithm.off_policy_correction)
-    return algorithm.use_kl_in_reward or (updates > 1 and reads)
+    return algorithm.use_kl_in_reward or (optimizer_steps > 1 and reads)
 
 
-def scorings(trainer: TrainerConfig, updates: int) -> int:
-    """Number of times that the policy scores all rows of a batch with `updates` optimizer steps."""
+def scorings(trainer: TrainerConfig, optimizer_steps: int) -> int:
+    """Number of times that the policy scores all rows of a batch with `optimizer_steps` optimizer steps."""
     algorithm = trainer.algorithm
     if loss_facts(algorithm).learns_from_pairs:
         return trainer.update_epochs_per_batch
-    times = int(scores_old_logprobs(algorithm, updates))
+    times = int(scores_old_logprobs(algorithm, optimizer_steps))
     if algorithm.max_importance_ratio is None or (not times and algorithm.old_logprobs == "learner"):
         return times
     return times + trainer.update_epochs_per_batch
@@ -75,7 +75,7 @@ def on_ray(run: SkyRLTrainConfig) -> bool:
     return run.trainer.placement.executor != "in_process"
 
 
-def samples(run: SkyRLTrainConfig) -> bool:
+def draws_rollouts(run: SkyRLTrainConfig) -> bool:
     """Whether the policy samples; False if the run trains on a recording."""
     return run.trainer.rollouts_from is None
 
@@ -89,15 +89,15 @@ def longest_row(run: SkyRLTrainConfig) -> tuple[int, int]:
 
 def starts_engines(run: SkyRLTrainConfig) -> bool:
     """Whether the run starts engines; False if they run already, or if it needs none."""
-    return samples(run) and backend_of(run.generator.inference_engine).is_started_by_the_run
+    return draws_rollouts(run) and backend_of(run.generator.inference_engine).is_started_by_the_run
 
 
 def may_restart_engines(run: SkyRLTrainConfig) -> bool:
     """Whether an engine that died can be restarted while the run continues; False if learners then use its memory. A
     server that others operate is asked again.
     """
-    takes_turns = run.trainer.placement.colocate_all and run.trainer.device == "cuda"
-    return samples(run) and (not starts_engines(run) or (on_ray(run) and not takes_turns))
+    shares_gpus = run.trainer.placement.colocate_all and run.trainer.device == "cuda"
+    return draws_rollouts(run) and (not starts_engines(run) or (on_ray(run) and not shares_gpus))
 
 
 def may_change_engines(run: SkyRLTrainConfig) -> bool:
@@ -122,13 +122,13 @@ def sends_adapters_alone(run: SkyRLTrainConfig) -> bool:
     asynchronous = run.trainer.fully_async
     changes = able.samples_keep_adapters and asynchronous.enabled and asynchronous.interrupt_generation
     full_weights = gives_up or changes or model.init_from_scratch
-    return bool(samples(run) and model.lora.rank and able.adapters) and not full_weights
+    return bool(draws_rollouts(run) and model.lora.rank and able.adapters) and not full_weights
 
 
 def joins_servers(run: SkyRLTrainConfig) -> bool:
     """Whether weights are sent to servers that run already through a process group of learner and servers."""
     by_group = run.generator.inference_engine.weight_sync_backend in GROUP_TRANSPORTS
-    return samples(run) and by_group and not starts_engines(run) and not sends_adapters_alone(run)
+    return draws_rollouts(run) and by_group and not starts_engines(run) and not sends_adapters_alone(run)
 
 
 def workers_of_an_engine(run: SkyRLTrainConfig) -> int:

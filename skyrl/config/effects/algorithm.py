@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyrl.config.derive.chosen_facts import estimator_facts, loss_facts
+from skyrl.config.derive.algorithm_facts import estimator_facts, loss_facts
 from skyrl.config.derive.rl_models import POLICY, distills, has_critic, has_reference, has_teacher
 from skyrl.config.derive.rl_models import REFERENCE as REFERENCE_ROLE
 from skyrl.config.derive.sizes import scores_old_logprobs
@@ -18,19 +18,22 @@ TEACHER = Condition("there is a teacher (trainer.teacher.model.path, sources or 
 DISTILLS = Condition("there is a teacher (trainer.teacher.model.path, sources or endpoint, or self_teacher)", distills)
 
 
-@condition("pi_old is the engine's, or scored by the learner, which has several optimizer steps for a batch")
+@condition(
+    "pi_old comes from the engine, or from a scoring pass of the learner (several optimizer steps per batch, or a KL "
+    "term in the reward)"
+)
 def _compares_with_an_old_policy(run: SkyRLTrainConfig) -> bool:
     algorithm = run.trainer.algorithm
-    return algorithm.old_logprobs != "learner" or scores_old_logprobs(algorithm, POLICY.updates(run))
+    return algorithm.old_logprobs != "learner" or scores_old_logprobs(algorithm, POLICY.optimizer_steps(run))
 
 
 @condition(
-    "the ratio pi / pi_old can differ from 1 (several optimizer steps for a batch, pi_old of the engine or scored for "
-    "a KL term in the reward, a loss of your own or that compares with the engine)"
+    "the ratio pi / pi_old can differ from 1 (several optimizer steps per batch; pi_old from the engine, or scored for "
+    "a KL term in the reward; your own loss, or one that compares with the engine)"
 )
 def _ratio_can_differ_from_1(run: SkyRLTrainConfig) -> bool:
-    # With one optimizer step, pi_old is the very forward pass that is learned from (`training/objective.py`), so that
-    # the ratio is exactly 1: bounds around 1 hold nothing, whatever they are. The ratio to the engine is another one.
+    # With one optimizer step, pi_old is the same forward pass that the policy learns from (`training/objective.py`):
+    # the ratio is exactly 1, and no bound around 1 is ever reached. The ratio to the engine can still differ from 1.
     algorithm = run.trainer.algorithm
     is_of_old = algorithm.policy_loss_type in POLICY_LOSSES and loss_facts(algorithm).reads_old_logprobs
     return not is_of_old or _compares_with_an_old_policy.holds(run)
@@ -87,36 +90,38 @@ def _choice_text(names: list[str]) -> str:
 
 _FIELDS_OF_LOSSES = dict.fromkeys(field for facts in POLICY_LOSSES.values() for field in facts.fields)
 
-_UNDER_SETTINGS = {"clip_ratio_c": ", or decoupled with decoupled.dual_clip"}
-"""What else reads a field, beside the losses that always do."""
+_ALSO_READ_WORDS = {"clip_ratio_c": ", or decoupled with decoupled.dual_clip"}
+"""Words for what else reads a field, beside the losses that always do."""
 
 _FILTERS = is_one("dynamic_sampling.type", "filter", name="dynamic_sampling.type")
 
-_BOUNDS_IN_TABLES = (
+_RATIO_BOUNDS_IN_LOSS_TABLES = (
     *("gmpo.log_clip_low", "gmpo.log_clip_high"),
     *("cispo.cispo_eps_clip_low", "cispo.cispo_eps_clip_high", "kl_cov.kl_cov_frac", "kl_cov.ppo_kl_coef"),
 )
-"""Fields in tables of losses that limit, or penalize, a distance of the ratio from 1."""
+"""Fields that limit, or penalize, how far the ratio is from 1. They are in the table of a loss, whose own condition is
+that this loss is chosen."""
 
-_BOUNDS = {
+_RATIO_BOUNDS = {
     **dict.fromkeys(("eps_clip_low", "eps_clip_high"), _ratio_can_differ_from_1),
-    # Equal terms share the gradient: a bound of 1 takes half of it even where the ratio is 1.
+    # `torch.minimum` splits the gradient between equal terms: a bound of 1 halves it even where the ratio is 1.
     "clip_ratio_c": is_one("trainer.algorithm.clip_ratio_c", 1) | _ratio_can_differ_from_1,
 }
-"""Other such fields, with the condition beside their loss's."""
+"""Other such fields, outside of those tables: a further condition, which has to hold beside that of their losses."""
 
 _ADVANTAGE_FIELDS = ("grpo_norm_by_std", "lambd", "whiten_advantages", "advantage", "max_seq_len")
 """Fields of estimators and of the reduction that depend on other fields, too."""
 
-_RUN_CONDITIONS = _BOUNDS | dict.fromkeys(_ADVANTAGE_FIELDS, _reads_advantages)
+_FURTHER_CONDITIONS = _RATIO_BOUNDS | dict.fromkeys(_ADVANTAGE_FIELDS, _reads_advantages)
+"""Conditions on the whole run, for fields in `_EFFECTS_IN_TABLE` that depend on more than `trainer.algorithm`."""
 
 
-def _add_run_condition(effect: Effect) -> Effect:
-    nested, bound = effect.below("trainer.algorithm"), _RUN_CONDITIONS.get(effect.path)
-    return nested if bound is None else Effect(nested.path, nested.condition & bound)
+def _add_further_condition(effect: Effect) -> Effect:
+    nested, further = effect.below("trainer.algorithm"), _FURTHER_CONDITIONS.get(effect.path)
+    return nested if further is None else Effect(nested.path, nested.condition & further)
 
 
-_BY_ALGORITHM_ALONE: tuple[Effect, ...] = (
+_EFFECTS_IN_TABLE: tuple[Effect, ...] = (
     Effect("kl_ctrl", is_on("use_kl_in_reward")),
     Effect("distillation.teacher_sync_steps", is_given("distillation.teacher_update_rate")),
     Effect("distillation.discount", is_one("distillation.type", "advantage")),
@@ -135,7 +140,7 @@ _BY_ALGORITHM_ALONE: tuple[Effect, ...] = (
     *map(_estimator_field, ("grpo_norm_by_std", "lambd", "whiten_advantages")),
     Effect("advantage", _has_own_estimator),
     Effect("policy_loss", _has_own_loss),
-    *(_loss_field(field, _UNDER_SETTINGS.get(field, "")) for field in _FIELDS_OF_LOSSES),
+    *(_loss_field(field, _ALSO_READ_WORDS.get(field, "")) for field in _FIELDS_OF_LOSSES),
     *(
         Effect(facts.table, is_one("policy_loss_type", name, name="the loss"))
         for name, facts in POLICY_LOSSES.items()
@@ -177,7 +182,7 @@ _BY_ALGORITHM_ALONE: tuple[Effect, ...] = (
         )
     ),
 )
-"""Effects that depend on `trainer.algorithm` alone, with paths inside that table."""
+"""Effects with paths and conditions inside the table `trainer.algorithm`."""
 
 ALGORITHM_EFFECTS: tuple[Effect, ...] = (
     *effects(_has_kl_term, *fields_in("trainer.algorithm", "kl_loss_coef kl_estimator_type")),
@@ -187,6 +192,6 @@ ALGORITHM_EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.algorithm.distillation", DISTILLS),
     Effect("trainer.algorithm.max_importance_ratio", _compares_with_an_old_policy & _reads_advantages),
     Effect("trainer.algorithm.gamma", _discounts & _reads_advantages),
-    *effects(_ratio_can_differ_from_1, *fields_in("trainer.algorithm", " ".join(_BOUNDS_IN_TABLES))),
-    *map(_add_run_condition, _BY_ALGORITHM_ALONE),
+    *effects(_ratio_can_differ_from_1, *fields_in("trainer.algorithm", " ".join(_RATIO_BOUNDS_IN_LOSS_TABLES))),
+    *map(_add_further_condition, _EFFECTS_IN_TABLE),
 )

@@ -94,7 +94,7 @@ def _optimizer(model: Role) -> Iterator[Effect]:
     in_half = Condition("fsdp_config.mixed_precision names float16", lambda run: _is_in_half(model, run))
     for name in ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"):
         yield effect_where(f"{path}.{name}", in_half)
-    yield from _schedule_reads(path, lambda run: model.section(run).optimizer_config, model.updates)
+    yield from _schedule_reads(path, lambda run: model.section(run).optimizer_config, model.optimizer_steps)
 
 
 def _is_in_half(model: Role, run: Any) -> bool:

@@ -58,7 +58,7 @@ _WAITS = {f"placement.{name}_timeout_seconds" for name in ("start", "call", "hea
 
 @condition("the run is on Ray, or its engines are servers over HTTP")
 def _waits_for_others(run: SkyRLTrainConfig) -> bool:
-    return on_ray(run) or bool(backend_of(run.generator.inference_engine).dialect)
+    return on_ray(run) or bool(backend_of(run.generator.inference_engine).server_api)
 
 
 @condition("use_sample_packing is on, and attention is sdpa or the strategy is megatron")

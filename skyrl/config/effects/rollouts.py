@@ -8,17 +8,17 @@ from skyrl.config.derive.engine_backends import (
     BACKENDS,
     backend_of,
     backends_that,
+    external_backend,
     kind_of_engine,
     reads_remote_urls,
-    running_already,
 )
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import (
+    draws_rollouts,
     joins_servers,
     may_change_engines,
     may_restart_engines,
     on_ray,
-    samples,
     sends_adapter_files,
     sends_adapters_alone,
     starts_engines,
@@ -31,7 +31,7 @@ from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.tree import get_at
 from skyrl.tree.rules import Condition, Effect, condition, effects, fields_in, is_given
 
-_SAMPLES = Condition("the policy samples (trainer.rollouts_from is none)", samples)
+_SAMPLES = Condition("the policy samples (trainer.rollouts_from is none)", draws_rollouts)
 EVALUATES = Condition("evaluation is on", lambda run: evaluates(run.trainer))
 
 # Engines.
@@ -76,9 +76,9 @@ _SERVES = Condition(
     "the policy is served over HTTP (generator.inference_engine.enable_http_endpoint)",
     lambda run: run.generator.inference_engine.enable_http_endpoint,
 )
-_RUN_ALREADY = Condition("the engines run already", lambda run: not starts_engines(run))
-_NAMED_BY_URLS = Condition("the engines run already (external_server_urls names them)", _RUN_ALREADY.holds)
-_RUN_LOCALLY = Condition(
+_ENGINES_RUN_ALREADY = Condition("the engines run already", lambda run: not starts_engines(run))
+_READS_TOKEN = Condition("the engines run already (external_server_urls names them)", _ENGINES_RUN_ALREADY.holds)
+_READS_RUN_ENGINES_LOCALLY = Condition(
     "the engine is not http, and external_server_urls and external_proxy_url are not given",
     lambda run: starts_engines(run) or not run.generator.inference_engine.run_engines_locally,
 )
@@ -133,7 +133,7 @@ def _engine_fields() -> Iterator[Effect]:
 
 def _engine_reads(field: str, also: Condition | None) -> Condition:
     readers = backends_that(lambda backend: field in backend.fields, join="or")
-    if any(field in backend.fields and field not in running_already(backend).fields for backend in BACKENDS.values()):
+    if any(field in backend.fields and field not in external_backend(backend).fields for backend in BACKENDS.values()):
         readers += ", started by the run"
 
     def holds(run: SkyRLTrainConfig) -> bool:
@@ -152,10 +152,10 @@ _ENGINE_EFFECTS: tuple[Effect, ...] = (
     Effect("generator.inference_engine.max_engine_restarts", _RESTARTS),
     Effect("generator.inference_engine.engine_restart_backoff_seconds", _WAITS_TO_RESTART),
     *effects(_SERVES, *fields_in("generator.inference_engine", "http_endpoint_host http_endpoint_port")),
-    Effect("generator.inference_engine.served_model_name", _SERVES | _RUN_ALREADY),
-    Effect("generator.inference_engine.run_engines_locally", _RUN_LOCALLY),
+    Effect("generator.inference_engine.served_model_name", _SERVES | _ENGINES_RUN_ALREADY),
+    Effect("generator.inference_engine.run_engines_locally", _READS_RUN_ENGINES_LOCALLY),
     Effect("generator.inference_engine.remote_urls", _READS_URLS),
-    Effect("generator.inference_engine.external_token", _NAMED_BY_URLS),
+    Effect("generator.inference_engine.external_token", _READS_TOKEN),
     Effect("generator.inference_engine.override_existing_update_group", _leaves_groups),
     Effect("trainer.policy.model.lora.lora_sync_path", _SENDS_ADAPTERS),
     *_engine_fields(),
@@ -178,7 +178,7 @@ def _turns_are_stopped(run: SkyRLTrainConfig) -> bool:
 @condition("the policy samples, and environment.env_class takes more than one turn")
 def _may_have_turns(run: SkyRLTrainConfig) -> bool:
     single = built_in_name(run.environment.task or "") in environments_where(lambda facts: facts.single_turn)
-    return samples(run) and (not single or _turns_are_stopped(run))  # the mode decides how a stopped turn is closed
+    return draws_rollouts(run) and (not single or _turns_are_stopped(run))  # the mode decides how such a turn is closed
 
 
 @condition("there are several turns (generator.max_turns is above 1, and environment.env_class takes more than one)")
@@ -206,7 +206,7 @@ def _counts_the_longest_answer(run: SkyRLTrainConfig) -> bool:
     """Whether samples, a loss or a reward depend on the maximum length. A recording already has its answers."""
     algorithm = run.trainer.algorithm
     by_length = algorithm.loss_reduction == "seq_mean_token_sum_norm"
-    return samples(run) or by_length or algorithm.reward_shaping.overlong.buffer_len is not None
+    return draws_rollouts(run) or by_length or algorithm.reward_shaping.overlong.buffer_len is not None
 
 
 def _limits_answers(table: str) -> Condition:
@@ -214,7 +214,7 @@ def _limits_answers(table: str) -> Condition:
         sampling, longest = getattr(run.generator, table), run.generator.max_input_length
         if sampling is None or sampling.max_tokens is None or longest is None:
             return True
-        return samples(run) and sampling.max_tokens < longest + sampling.max_generate_length
+        return draws_rollouts(run) and sampling.max_tokens < longest + sampling.max_generate_length
 
     words = f"it is below the longest input with its answer (generator.max_input_length + {table}.max_generate_length)"
     return Condition(words, limits)
@@ -232,7 +232,7 @@ def _evaluation_is_not_greedy(run: SkyRLTrainConfig) -> bool:
 
 
 @condition("the temperature of evaluation is above 0 (0 is greedy)")
-def _evaluation_is_told_greedy(run: SkyRLTrainConfig) -> bool:
+def _evaluation_greedy_flag_matters(run: SkyRLTrainConfig) -> bool:
     sampling = run.generator.eval_sampling_params
     return sampling is not None and (sampling.temperature > 0 or not sampling.greedy)
 
@@ -255,7 +255,7 @@ _GENERATOR_EFFECTS: tuple[Effect, ...] = (
     *effects(EVALUATES, *fields_in("generator", "eval_sampling_params eval_n_samples_per_prompt")),
     *effects(_evaluation_draws, *fields_in("generator.eval_sampling_params", "top_p min_p top_k")),
     Effect("generator.eval_sampling_params.temperature", _evaluation_is_not_greedy),
-    Effect("generator.eval_sampling_params.greedy", _evaluation_is_told_greedy),
+    Effect("generator.eval_sampling_params.greedy", _evaluation_greedy_flag_matters),
     Effect("generator.max_turns", _may_have_turns),
     *effects(
         _has_turns, *fields_in("generator", "use_conversation_multi_turn step_wise_trajectories merge_stepwise_output")

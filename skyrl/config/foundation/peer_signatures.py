@@ -1,4 +1,5 @@
-"""Signatures of policy losses and advantage estimators of SkyRL and verl, recognised by the names of parameters.
+"""Signatures of policy losses and advantage estimators of peers, other RL libraries (SkyRL, verl), whose functions run
+here unchanged. They are recognised by the names of parameters.
 
 Read from the module `ppo_utils` of NovaSky-AI/SkyRL a9564572e and the module `core_algos` of volcengine/verl b178a3cd5;
 verl's `cliprange`, `cliprange_low` and `cliprange_high` are of its versions before 0.6.
@@ -16,48 +17,48 @@ from skyrl.tree.frames import defined_at
 
 
 @attrs.frozen(kw_only=True)
-class Form:
+class PeerSignature:
     """One signature of a kind of function."""
 
     system: str
-    """The system that calls its functions so."""
+    """The library that calls its functions with it."""
 
-    marks: tuple[str, ...]
-    """Parameters by which it is recognised."""
+    identifying: tuple[str, ...]
+    """Parameters by which the signature is recognised."""
 
-    gives: tuple[str, ...]
-    """All parameters that a function may ask for, `marks` among them, in their order."""
+    parameters: tuple[str, ...]
+    """All parameters that a function may ask for, `identifying` ones among them, in their order."""
 
 
-LOSS_FORMS = (
-    Form(
+LOSS_SIGNATURES = (
+    PeerSignature(
         system="SkyRL",
-        marks=("log_probs", "old_log_probs"),
-        gives=("log_probs", "old_log_probs", "advantages", "config", "loss_mask", "rollout_logprobs"),
+        identifying=("log_probs", "old_log_probs"),
+        parameters=("log_probs", "old_log_probs", "advantages", "config", "loss_mask", "rollout_logprobs"),
     ),
-    Form(
+    PeerSignature(
         system="verl",
-        marks=("old_log_prob", "log_prob"),
-        gives=(
+        identifying=("old_log_prob", "log_prob"),
+        parameters=(
             *("old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "config"),
             *("rollout_is_weights", "rollout_log_probs"),
             *("cliprange", "cliprange_low", "cliprange_high", "clip_ratio_c"),
         ),
     ),
 )
-ESTIMATOR_FORMS = (
-    Form(
+ESTIMATOR_SIGNATURES = (
+    PeerSignature(
         system="SkyRL",
-        marks=("token_level_rewards", "grpo_norm_by_std"),
-        gives=(
+        identifying=("token_level_rewards", "grpo_norm_by_std"),
+        parameters=(
             *("token_level_rewards", "response_mask", "index", "values", "grpo_norm_by_std", "gamma", "lambd"),
             "config",
         ),
     ),
-    Form(
+    PeerSignature(
         system="SkyRL or verl",
-        marks=("token_level_rewards",),
-        gives=(
+        identifying=("token_level_rewards",),
+        parameters=(
             *("token_level_rewards", "response_mask", "index", "config", "values", "gamma", "lam", "lambd"),
             *("norm_adv_by_std_in_grpo", "reward_baselines"),
         ),
@@ -65,9 +66,9 @@ ESTIMATOR_FORMS = (
 )
 
 
-def form_of(function: object, forms: tuple[Form, ...]) -> Form | None:
-    """The form that the function, or the class whose instances are called, has; None for skyrl's own: it takes one
-    thing, the inputs or the batch. Raises `ValueError`, saying where it is defined and what would be right.
+def peer_signature_of(function: object, signatures: tuple[PeerSignature, ...]) -> PeerSignature | None:
+    """The signature of the function, or of the class whose instances are called; None for skyrl's own, which has one
+    parameter: the inputs or the batch. Raises `ValueError`, saying where it is defined and what would be right.
     """
     parameters = parameters_of(function)
     kind = type(function.object) if isinstance(function, Imported) else function
@@ -80,23 +81,24 @@ def form_of(function: object, forms: tuple[Form, ...]) -> Form | None:
         for parameter in parameters
         if parameter.default is parameter.empty and parameter.kind not in _REST
     ]
-    form = next((form for form in forms if {*form.marks} <= {parameter.name for parameter in parameters}), None)
-    if form is None:
+    names = {parameter.name for parameter in parameters}
+    signature = next((item for item in signatures if {*item.identifying} <= names), None)
+    if signature is None:
         positional = [item for item in parameters if item.kind in _BY_POSITION]
         if positional and set(required) <= {positional[0].name}:
             return None
-        rights = [f"{form.system}'s ({', '.join(form.gives)})" for form in forms]
+        known = [f"{item.system}'s ({', '.join(item.parameters)})" for item in signatures]
         raise ValueError(
-            f"{_signature_text(function, parameters)} has no known form: right are one parameter (skyrl's), "
-            f"{', or '.join(rights)}"
+            f"{_signature_text(function, parameters)} has no known signature: it must have one parameter (skyrl's), or "
+            f"the parameters {', or '.join(known)}"
         )
-    unknown = [name for name in required if name not in form.gives]
+    unknown = [name for name in required if name not in signature.parameters]
     if unknown:
         raise ValueError(
-            f"{_signature_text(function, parameters)} asks for {', '.join(unknown)}: {form.system}'s form has "
-            f"{', '.join(form.gives)}, and others need a default"
+            f"{_signature_text(function, parameters)} asks for {', '.join(unknown)}: {signature.system}'s signature "
+            f"has {', '.join(signature.parameters)}, and other parameters need a default"
         )
-    return form
+    return signature
 
 
 def parameters_of(function: object) -> tuple[inspect.Parameter, ...] | None:

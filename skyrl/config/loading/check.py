@@ -37,7 +37,7 @@ def without_effect(run: RunConfig, origins: Origins | None, broken: Collection[s
     Without `origins`, values that differ from the default tree count as written.
     """
     written = written_paths(_changed(run) if origins is None else origins)
-    idle = {
+    ineffective = {
         effect.path: effect
         for effect in kind_of(run).effects
         if effect.path in written
@@ -51,8 +51,8 @@ def without_effect(run: RunConfig, origins: Origins | None, broken: Collection[s
             location=place_of(path, origins or {}),
             severity="warning",
         )
-        for path, effect in idle.items()
-        if not _tables_around(path) & idle.keys()
+        for path, effect in ineffective.items()
+        if not _tables_around(path) & ineffective.keys()
     ]
 
 

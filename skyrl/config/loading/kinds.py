@@ -95,7 +95,7 @@ def roles_of(run: RunConfig) -> tuple[Role, ...]:
 
 def samples_rollouts(run: RunConfig) -> TypeIs[SkyRLTrainConfig]:
     """Whether the run trains on what engines sample from one of its models."""
-    return any(role.sent for role in kind_of(run).roles)
+    return any(role.is_sampled_from for role in kind_of(run).roles)
 
 
 def reads_chats(run: RunConfig) -> TypeIs[SFTConfig]:

@@ -50,10 +50,10 @@ class _Feature:
     @migrations.default
     def _(self) -> tuple[Migration, ...]:
         reason = f"SkyRL added this after March 2026, and it is not implemented yet: {self.name}"
-        idle = f"only read with {self.switches[0]}, which is refused here"
+        unread = f"only read with {self.switches[0]}, which is refused here"
         return (
             *(Migration(old=path, reason=reason, harmless=self.nothing, is_later=True) for path in self.switches),
-            *(Migration(old=path, reason=idle, needless=True) for path in self.settings),
+            *(Migration(old=path, reason=unread, needless=True) for path in self.settings),
         )
 
 

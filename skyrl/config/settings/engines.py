@@ -131,7 +131,7 @@ class InferenceEngineConfig(BaseConfig):
     keep a copy of the others in the memory of their host. none: no weights are sent, for evaluation and generation by
     servers that have their own. If not set, it is gloo without CUDA, and disk for servers that run already; nccl and
     gloo reach those if the learner is on Ray and the server is SGLang's, or vLLM's with
-    `skyrl.inference.vllm.worker.WeightReceiver`. Nothing travels within one process."""
+    `skyrl.inference.vllm.worker.WorkerExtension`. Nothing travels within one process."""
 
     weight_sync_path: str | None = field(default=None, metadata=FREE)
     """Folder of weights that travel as files (`weight_sync_backend` is disk or delta), which learner and engines see
@@ -154,8 +154,8 @@ class InferenceEngineConfig(BaseConfig):
     override_existing_update_group: Literal["auto", "enable", "disable"] = field(default="auto", metadata=FREE)
     """Whether vLLM servers that run already leave the group through which they were sent weights before, by a run that
     died during a transfer or by another program. auto, enable: they do. disable: a server in such a group is refused if
-    it runs `skyrl.inference.vllm.worker.WeightReceiver`, which reports it. Engines that a run starts, and SGLang's, are
-    in no group between transfers."""
+    it runs `skyrl.inference.vllm.worker.WorkerExtension`, which reports it. Engines that a run starts, and SGLang's,
+    are in no group between transfers."""
 
     fully_sharded_loras: bool = False
     """Shard adapters over tensor-parallel GPUs wholly, not by half: faster for high ranks and long sequences. vllm."""

@@ -198,7 +198,7 @@ class LossFacts:
     these fields.
     """
 
-    made_by: str = ""
+    loss_class: str = ""
     """Class of the loss, as "module:Class" of `skyrl.algorithms`. Its fields have the names of the settings that it
     reads. Empty for a loss of the user's."""
 
@@ -216,7 +216,7 @@ class LossFacts:
     """Whether the loss compares with the engine that drew the tokens, and so corrects stale samples itself. None:
     unknown."""
 
-    of_whole_answers: bool = False
+    expects_sequence_mean: bool = False
     """Whether its paper gives every answer the same share: `loss_reduction = "sequence_mean"`."""
 
     takes_corrections: bool = True
@@ -230,7 +230,7 @@ class LossFacts:
     """Whether loss and gradient are exactly 0 at tokens with advantage 0: rows with only such tokens skip the forward
     pass."""
 
-    by_settings: Callable[[Any], Mapping[str, Any]] = lambda settings: {}
+    overrides_for: Callable[[Any], Mapping[str, Any]] = lambda settings: {}
     """Facts that differ under given settings of the loss's table, by name."""
 
 
@@ -247,52 +247,52 @@ def _decoupled_facts(decoupled: DecoupledConfig) -> Mapping[str, Any]:
 
 
 POLICY_LOSSES: Mapping[str, LossFacts] = {
-    "regular": LossFacts(made_by="clipped_losses:RegularLoss", fields=_CLIP, zero_at_zero_advantage=True),
+    "regular": LossFacts(loss_class="clipped_losses:RegularLoss", fields=_CLIP, zero_at_zero_advantage=True),
     "dual_clip": LossFacts(
-        made_by="clipped_losses:DualClipLoss", fields=(*_CLIP, "clip_ratio_c"), zero_at_zero_advantage=True
+        loss_class="clipped_losses:DualClipLoss", fields=(*_CLIP, "clip_ratio_c"), zero_at_zero_advantage=True
     ),
     "gspo": LossFacts(
-        made_by="clipped_losses:GSPOLoss", fields=_CLIP, of_whole_answers=True, zero_at_zero_advantage=True
+        loss_class="clipped_losses:GSPOLoss", fields=_CLIP, expects_sequence_mean=True, zero_at_zero_advantage=True
     ),
     "gmpo": LossFacts(
-        made_by="clipped_losses:GMPOLoss", table="gmpo", of_whole_answers=True, zero_at_zero_advantage=True
+        loss_class="clipped_losses:GMPOLoss", table="gmpo", expects_sequence_mean=True, zero_at_zero_advantage=True
     ),
     "cispo": LossFacts(
-        made_by="clipped_losses:CISPOLoss", table="cispo", zero_at_zero_advantage=True, by_settings=_cispo_facts
+        loss_class="clipped_losses:CISPOLoss", table="cispo", zero_at_zero_advantage=True, overrides_for=_cispo_facts
     ),
     "sapo": LossFacts(
-        made_by="clipped_losses:SAPOLoss", table="sapo", of_whole_answers=True, zero_at_zero_advantage=True
+        loss_class="clipped_losses:SAPOLoss", table="sapo", expects_sequence_mean=True, zero_at_zero_advantage=True
     ),
     "clip_cov": LossFacts(
-        made_by="covariance_losses:ClipCovLoss", table="clip_cov", fields=_CLIP, takes_corrections=False
+        loss_class="covariance_losses:ClipCovLoss", table="clip_cov", fields=_CLIP, takes_corrections=False
     ),
-    "kl_cov": LossFacts(made_by="covariance_losses:KLCovLoss", table="kl_cov", takes_corrections=False),
+    "kl_cov": LossFacts(loss_class="covariance_losses:KLCovLoss", table="kl_cov", takes_corrections=False),
     "rollout_is": LossFacts(
-        made_by="rollout_losses:RolloutISLoss",
+        loss_class="rollout_losses:RolloutISLoss",
         fields=_CLIP,
         reads_old_logprobs=False,
         reads_rollout_logprobs=True,
         zero_at_zero_advantage=True,
     ),
     "dppo": LossFacts(
-        made_by="rollout_losses:DPPOLoss",
+        loss_class="rollout_losses:DPPOLoss",
         table="dppo",
         reads_old_logprobs=False,
         reads_rollout_logprobs=True,
         zero_at_zero_advantage=True,
     ),
     "decoupled": LossFacts(
-        made_by="rollout_losses:DecoupledLoss",
+        loss_class="rollout_losses:DecoupledLoss",
         table="decoupled",
         fields=_CLIP,
         reads_rollout_logprobs=True,
         zero_at_zero_advantage=True,
-        by_settings=_decoupled_facts,
+        overrides_for=_decoupled_facts,
     ),
-    "importance_sampling": LossFacts(made_by="rollout_losses:ImportanceSamplingLoss", zero_at_zero_advantage=True),
-    "cross_entropy": LossFacts(made_by="rollout_losses:CrossEntropyLoss", reads_old_logprobs=False),
+    "importance_sampling": LossFacts(loss_class="rollout_losses:ImportanceSamplingLoss", zero_at_zero_advantage=True),
+    "cross_entropy": LossFacts(loss_class="rollout_losses:CrossEntropyLoss", reads_old_logprobs=False),
     "online_dpo": LossFacts(
-        made_by="ranked_pairs:OnlineDPOLoss",
+        loss_class="ranked_pairs:OnlineDPOLoss",
         table="online_dpo",
         reads_old_logprobs=False,
         takes_corrections=False,

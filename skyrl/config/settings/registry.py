@@ -22,7 +22,12 @@ from typing import Any, TypeVar
 import attrs
 
 from skyrl.config.foundation.import_paths import Imported, is_import_path
-from skyrl.config.foundation.peer_signatures import ESTIMATOR_FORMS, LOSS_FORMS, Form, form_of
+from skyrl.config.foundation.peer_signatures import (
+    ESTIMATOR_SIGNATURES,
+    LOSS_SIGNATURES,
+    PeerSignature,
+    peer_signature_of,
+)
 from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS
 from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.errors import ConfigError, Problem, UserError
@@ -47,7 +52,7 @@ class Registry:
 
     table: str
     built_in: tuple[str, ...]
-    forms: tuple[Form, ...] = ()
+    signatures: tuple[PeerSignature, ...] = ()
     """Signatures of other systems in which it may be written."""
 
     _own: dict[str, Any] = attrs.field(factory=dict, init=False)
@@ -127,7 +132,7 @@ class Registry:
     def _look_up(self, name: str) -> Any:
         target = self._own.get(name) or self._imported(name)
         try:
-            form_of(target, self.forms)
+            peer_signature_of(target, self.signatures)
         except ValueError as error:
             raise ConfigError([Problem(path=self.field, message=str(error))]) from error
         return target
@@ -152,14 +157,14 @@ PolicyLossRegistry = Registry(
     field="trainer.algorithm.policy_loss_type",
     table="trainer.algorithm.policy_loss",
     built_in=tuple(POLICY_LOSSES),
-    forms=LOSS_FORMS,
+    signatures=LOSS_SIGNATURES,
 )
 AdvantageEstimatorRegistry = Registry(
     kind="advantage estimator",
     field="trainer.algorithm.advantage_estimator",
     table="trainer.algorithm.advantage",
     built_in=tuple(ADVANTAGE_ESTIMATORS),
-    forms=ESTIMATOR_FORMS,
+    signatures=ESTIMATOR_SIGNATURES,
 )
 
 

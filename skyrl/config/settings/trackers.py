@@ -19,7 +19,7 @@ from skyrl.tree.names import nearest
 class TrackerFacts:
     """Facts about a tracker."""
 
-    made_by: str
+    tracker_class: str
     """Import path of its class, which has a constructor `of_run`. It is imported only by a run that names the tracker.
     """
 
@@ -40,22 +40,24 @@ class TrackerFacts:
 
 
 TRACKERS: Mapping[str, TrackerFacts] = {
-    "console": TrackerFacts(made_by="skyrl.tracking.console:Console", in_run=True),
+    "console": TrackerFacts(tracker_class="skyrl.tracking.console:Console", in_run=True),
     "wandb": TrackerFacts(
-        made_by="skyrl.tracking.services.wandb_run:WandbRun",
+        tracker_class="skyrl.tracking.services.wandb_run:WandbRun",
         package="wandb",
         extra="wandb",
         key="WANDB_API_KEY",
         logins=(".netrc", ".config/wandb/.netrc"),
     ),
     "tensorboard": TrackerFacts(
-        made_by="skyrl.tracking.services.tensorboard_events:TensorBoardEvents",
+        tracker_class="skyrl.tracking.services.tensorboard_events:TensorBoardEvents",
         package="tensorboard",
         extra="tensorboard",
     ),
-    "mlflow": TrackerFacts(made_by="skyrl.tracking.services.mlflow_run:MlflowRun", package="mlflow", extra="mlflow"),
+    "mlflow": TrackerFacts(
+        tracker_class="skyrl.tracking.services.mlflow_run:MlflowRun", package="mlflow", extra="mlflow"
+    ),
     "swanlab": TrackerFacts(
-        made_by="skyrl.tracking.services.swanlab_run:SwanLabRun",
+        tracker_class="skyrl.tracking.services.swanlab_run:SwanLabRun",
         package="swanlab",
         extra="swanlab",
         key="SWANLAB_API_KEY",

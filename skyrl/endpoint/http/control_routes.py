@@ -91,7 +91,7 @@ class ControlRoutes:
         return {"success": True, "new_version": version}
 
     async def _rpc(self, request: Request, body: Fields) -> object:
-        """Calls of `WeightReceiver`, which is an extension of the workers in vLLM."""
+        """Calls of `WorkerExtension`, which is an extension of the workers in vLLM."""
         method, arguments = body.text("method"), body.value("args", [])
         body.ignore("timeout")
         match method, arguments:

@@ -20,8 +20,8 @@ _log = logging.getLogger(__name__)
 
 
 @define(eq=False)
-class Served:
-    """An engine in service, its concurrency limit and its current work."""
+class ServingEngine:
+    """An engine in service, with its concurrency limit and its current work."""
 
     number: int
     engine: InferenceEngine
@@ -45,12 +45,12 @@ class Admission:
     def __init__(self, engines: Sequence[InferenceEngine], max_num_seqs: int) -> None:
         """`max_num_seqs` bounds the samples that one engine is given at a time."""
         self._most = max_num_seqs
-        self.serving: list[Served] = []
+        self.serving: list[ServingEngine] = []
         """The engines in service, in order of their numbers."""
         self._open = True
-        self._waiting: deque[tuple[GenerationRequest, asyncio.Future[Served]]] = deque()
-        self._conversations: ConversationRoutes[Served] = ConversationRoutes()
-        self._prefixes: PrefixRoutes[Served] = PrefixRoutes()
+        self._waiting: deque[tuple[GenerationRequest, asyncio.Future[ServingEngine]]] = deque()
+        self._conversations: ConversationRoutes[ServingEngine] = ConversationRoutes()
+        self._prefixes: PrefixRoutes[ServingEngine] = PrefixRoutes()
         for number, engine in enumerate(engines):
             self.enter(number, engine)
 
@@ -59,13 +59,13 @@ class Admission:
         """Number of samples that wait for an engine."""
         return sum(len(request.keys) for request, waiting in self._waiting if not waiting.done())
 
-    def enter(self, number: int, engine: InferenceEngine) -> Served:
+    def enter(self, number: int, engine: InferenceEngine) -> ServingEngine:
         """Take an engine into service."""
-        served = Served(number, engine, ConcurrencyLimit(self._most))
+        served = ServingEngine(number, engine, ConcurrencyLimit(self._most))
         self.serving = sorted([*self.serving, served], key=lambda member: member.number)
         return served
 
-    def leave(self, served: Served) -> None:
+    def leave(self, served: ServingEngine) -> None:
         """Take an engine out of service; it keeps the requests that it was given."""
         self.serving = [item for item in self.serving if item is not served]
 
@@ -78,9 +78,9 @@ class Admission:
         self._open = True
         self._admit()
 
-    async def admitted(self, request: GenerationRequest) -> Served:
+    async def admitted(self, request: GenerationRequest) -> ServingEngine:
         """Wait until an engine has capacity, and return it with the request counted in."""
-        waiting: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[ServingEngine] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, waiting))
         self._admit()
         try:
@@ -90,19 +90,19 @@ class Admission:
                 self.record_ended(request, waiting.result())
             raise
 
-    def record_drawn(self, request: GenerationRequest, served: Served) -> None:
+    def record_drawn(self, request: GenerationRequest, served: ServingEngine) -> None:
         """Record that the engine has drawn all samples of the request: later turns go to this engine. May ask the
         engine for its load.
         """
         self._conversations.record_drawn(request, served)
         self._ask_for_load(served, len(request.keys))
 
-    def record_ended(self, request: GenerationRequest, served: Served) -> None:
+    def record_ended(self, request: GenerationRequest, served: ServingEngine) -> None:
         """Record that the engine no longer has the request, whether it was drawn or not."""
         served.samples -= len(request.keys)
         self._admit()
 
-    def least_loaded_other(self, served: Served, request: GenerationRequest) -> Served | None:
+    def least_loaded_other(self, served: ServingEngine, request: GenerationRequest) -> ServingEngine | None:
         """The engine with the fewest samples except this one, with the request counted in, even above its limit; None
         if no other serves.
         """
@@ -137,7 +137,7 @@ class Admission:
                     self._prefixes.computed(request.prompt_ids, served)
                 waiting.set_result(served)
 
-    def _engine_with_capacity(self, request: GenerationRequest) -> Served | None:
+    def _engine_with_capacity(self, request: GenerationRequest) -> ServingEngine | None:
         """An engine that has a prefix of the request cached, else the one with the fewest samples relative to its
         limit, if the request fits; an idle engine takes any request.
         """
@@ -152,13 +152,13 @@ class Admission:
         fits = least.samples + len(request.keys) <= least.limit.value
         return least if fits or least.samples == 0 else None
 
-    def _engines_with_prefix(self, request: GenerationRequest) -> Iterator[Served]:
+    def _engines_with_prefix(self, request: GenerationRequest) -> Iterator[ServingEngine]:
         """Engines in service that have a prefix of the request cached: that of the conversation, then others."""
         before = self._conversations.engine_of(request)
         holders = sorted(self._prefixes.engines_of(request.prompt_ids), key=lambda candidate: candidate.samples)
         return (item for item in (before, *holders) if item is not None and item in self.serving)
 
-    def _ask_for_load(self, served: Served, answers: int) -> None:
+    def _ask_for_load(self, served: ServingEngine, answers: int) -> None:
         """Ask an engine for its load after every `limit.floor` answers. A single engine is not asked: its samples have
         nowhere else to go.
         """
@@ -168,7 +168,7 @@ class Admission:
             served.answers = 0
             served.asking = asyncio.create_task(self._adapt(served))
 
-    async def _adapt(self, served: Served) -> None:
+    async def _adapt(self, served: ServingEngine) -> None:
         """Adapt the engine's concurrency limit to its load."""
         try:
             load = await served.engine.current_load()

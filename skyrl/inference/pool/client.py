@@ -5,8 +5,8 @@
 An engine that dies, or that can no longer prove which weights it holds, leaves service; the run continues with the
 remaining ones, and ends with the cause if there are none. If engines are restarted, a new one joins with the next
 weights: it receives them by the same transport as the others, and the canary is the first to sample from it. If the
-lost engine was the last one, requests wait for the new one (`without_engines`). Where weights never change, it joins at
-once (`with_restarts`).
+lost engine was the last one, requests wait for the new one (`wait_for_replacement`). Where weights never change, it
+joins at once (`run_with_restarts`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import EngineFailed, NonFiniteError, ProcessError, RunError, WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
-from skyrl.inference.pool.admission import Admission, Served
+from skyrl.inference.pool.admission import Admission, ServingEngine
 from skyrl.inference.pool.restarts import EngineRestarts
 from skyrl.processes.gather_or_cancel import wait_all
 from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT
@@ -91,7 +91,7 @@ class InferenceEngineClient:
         return self._all
 
     @property
-    def _serving(self) -> list[Served]:
+    def _serving(self) -> list[ServingEngine]:
         return self._admission.serving
 
     @property
@@ -191,17 +191,17 @@ class InferenceEngineClient:
             # from both.
             offered = request
             if len(self._serving) > 1 and request.on_tokens is None:
-                offered = evolve(request, elsewhere=partial(self._draw_from_other, request, served, others))
+                offered = evolve(request, draw_elsewhere=partial(self._draw_from_other, request, served, others))
             try:
                 drawn = await self._draw_from(served, offered)
             except NonFiniteError as error:
-                if offered.elsewhere is None:
+                if offered.draw_elsewhere is None:
                     raise
                 drawn = tuple(await self._finite_elsewhere(request, served, others, error))
             if drawn is not None:
                 return tuple(_drawn_by(served.number, sample, others) for sample in drawn)
 
-    async def _draw_from(self, served: Served, request: GenerationRequest) -> tuple[Completion, ...] | None:
+    async def _draw_from(self, served: ServingEngine, request: GenerationRequest) -> tuple[Completion, ...] | None:
         """The answer of an engine to a request that is counted in; None if the engine was lost."""
         try:
             call = await self._call(served, request)
@@ -215,7 +215,7 @@ class InferenceEngineClient:
         return None
 
     async def _finite_elsewhere(
-        self, request: GenerationRequest, served: Served, others: list[Completion], error: NonFiniteError
+        self, request: GenerationRequest, served: ServingEngine, others: list[Completion], error: NonFiniteError
     ) -> list[Completion]:
         """All samples of the request from another engine, after one of them was not finite on this one, which is lost.
         They are added to `others`.
@@ -232,7 +232,7 @@ class InferenceEngineClient:
         return drawn
 
     async def _draw_from_other(
-        self, request: GenerationRequest, served: Served, others: list[Completion], index: int
+        self, request: GenerationRequest, served: ServingEngine, others: list[Completion], index: int
     ) -> Completion:
         """One sample of the request, from another engine; it is added to `others`. Raises `ProcessError` if there is no
         other.
@@ -286,7 +286,7 @@ class InferenceEngineClient:
                 self._lose(served, error)
         return bool(engines)
 
-    def _join(self, number: int, engine: InferenceEngine) -> Served:
+    def _join(self, number: int, engine: InferenceEngine) -> ServingEngine:
         others = (item for item in self._all if item is not engine)
         self._all, self._numbers = (*others, engine), self._numbers | {number}
         return self._admission.enter(number, engine)
@@ -348,7 +348,7 @@ class InferenceEngineClient:
         )
         calls = [s.engine.load_weights(incoming, version) for s, incoming in zip(serving, incoming_sets, strict=True)]
         outcomes = await _outcomes(calls, abort)
-        failed: list[tuple[Served, RunError]] = []
+        failed: list[tuple[ServingEngine, RunError]] = []
         only_promised = False
         for served, outcome in zip(serving, outcomes, strict=True):
             if isinstance(outcome, _LOST):
@@ -441,7 +441,7 @@ class InferenceEngineClient:
             if isinstance(outcome, BaseException) and engine in serving and not isinstance(outcome, ProcessError):
                 raise outcome
 
-    async def _call(self, served: Served, request: GenerationRequest) -> asyncio.Future[tuple[Completion, ...]]:
+    async def _call(self, served: ServingEngine, request: GenerationRequest) -> asyncio.Future[tuple[Completion, ...]]:
         """Await an engine's call until it has ended in any way; cancelled together with its caller."""
         call = asyncio.ensure_future(served.engine.generate(request))
         served.calls.add(call)
@@ -471,7 +471,7 @@ class InferenceEngineClient:
             elif outcome is not None:
                 raise outcome
 
-    def _lose(self, served: Served, cause: RunError) -> None:
+    def _lose(self, served: ServingEngine, cause: RunError) -> None:
         """Take the engine out of service and log it once. Raises the cause if it was the last one and none can replace
         it.
         """

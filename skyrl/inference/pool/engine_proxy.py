@@ -99,8 +99,8 @@ class EngineProxy:
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """One completion per key, in order. A callback cannot reach another process: tokens are fetched for it."""
-        if request.elsewhere is not None:
-            request = evolve(request, elsewhere=None)
+        if request.draw_elsewhere is not None:
+            request = evolve(request, draw_elsewhere=None)
         if request.on_tokens is None:
             return await self._handle.call(InferenceEngine.generate, request)
         name = secrets.token_hex(16)
@@ -129,13 +129,13 @@ class EngineProxy:
 
     async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
         try:
-            are_loaded = await self._handle.call(InferenceEngine.load_weights, incoming, version)
+            is_verified = await self._handle.call(InferenceEngine.load_weights, incoming, version)
         except ProcessLost as error:
             if error.process == self._handle.name:
                 raise
             raise WeightSyncError(f"{self._handle.name} got no weights: {error}") from error  # another member ended
         self._weight_version = version
-        return are_loaded
+        return is_verified
 
     async def add_adapter(self, name: str, adapter: Adapter) -> None:
         await self._handle.call(InferenceEngine.add_adapter, name, adapter)

@@ -1,12 +1,12 @@
 """An `InferenceEngine` over a server that already runs elsewhere, and that others may use as well.
 
-    GenerationRequest --> one HTTP request per sample --Dialect--> DrawnSample --checked--> Completion
+    GenerationRequest --> one HTTP request per sample --ServerApi--> DrawnSample --checked--> Completion
 
 The server is not trusted: its answers are compared with the requests, the weight version of each token with the
 versions that it was given, and its log-probabilities, by the canary, with the learner's. An answer that does not match
-its request, or refuses it, is requested again with the same seed, and so is one that takes far longer than any before
-it, from another engine too. A server that keeps giving such answers, or none, leaves service with `ProcessError`. Every
-call ends when the server gives no sign of life.
+its request, or refuses it, is requested again with the same seed. An answer that takes far longer than any before it is
+requested again, too, here and from another engine. A server that keeps giving such answers, or none, leaves service
+with `ProcessError`. Every call ends when the server gives no sign of life.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from skyrl.inference.engine import (
 )
 from skyrl.inference.gate import Gate
 from skyrl.inference.servers.answers import NotFinite, OtherWeights, RequestedSample, completion
-from skyrl.inference.servers.dialects import Dialect
 from skyrl.inference.servers.liveness import Pulse
+from skyrl.inference.servers.server_api import ServerApi
 from skyrl.inference.vllm.model import expected_weights, model_facts, refuse_unfit
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.processes.answers import BadAnswer
@@ -86,7 +86,7 @@ class HttpEngine:
 
     def __init__(
         self,
-        server: Dialect,
+        server: ServerApi,
         *,
         model_path: str,
         heartbeat: float = 60.0,
@@ -214,7 +214,7 @@ class HttpEngine:
         for flight in self._flights:
             flight.versions.add(version)
         _log.info("weights of version %d at %s", version, self._server.url)
-        return self._server.reads_back and not isinstance(incoming, Adapter)
+        return self._server.verifies_loads and not isinstance(incoming, Adapter)
 
     async def add_adapter(self, name: str, adapter: Adapter) -> None:
         """Raises `UserError`: adapters of a server are given when it starts."""
@@ -316,13 +316,13 @@ class HttpEngine:
         Raises the error of the first request if all fail.
         """
         now, seconds = asyncio.get_running_loop().time, self._server.deadlines.call
-        began, elsewhere = now(), requested.request.elsewhere
+        began, draw_elsewhere = now(), requested.request.draw_elsewhere
         patience = min(max(self._heartbeat, FAR_LONGER * self._longest_sample), seconds / 2)
         attempts: list[asyncio.Task[Completion]] = []
         try:
             while True:
-                if attempts and elsewhere is not None:
-                    attempts.append(asyncio.ensure_future(asyncio.wait_for(elsewhere(requested.index), seconds)))
+                if attempts and draw_elsewhere is not None:
+                    attempts.append(asyncio.ensure_future(asyncio.wait_for(draw_elsewhere(requested.index), seconds)))
                 attempts.append(asyncio.create_task(self._fitting(requested, session, seconds)))
                 pending, wait = set(attempts), patience if patience < seconds else None
                 while pending:

@@ -20,9 +20,9 @@ from skyrl.config import InferenceEngineConfig
 from skyrl.config.derive.engine_backends import engine_dtype
 from skyrl.config.derive.engine_options import refused_options
 from skyrl.errors import ConfigError, ProcessError
-from skyrl.inference.servers.dialects import ServerDeadlines
 from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.http_engine import HttpEngine
+from skyrl.inference.servers.server_api import ServerDeadlines
 from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.models.files.loading import load_config, load_tokenizer
 from skyrl.models.files.overrides import values_as_given

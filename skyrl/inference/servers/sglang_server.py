@@ -25,12 +25,12 @@ from skyrl.inference.servers.answers import (
     numbers,
     versions_of_spans,
 )
-from skyrl.inference.servers.dialects import Dialect, ServerFacts
+from skyrl.inference.servers.server_api import ServerApi, ServerFacts
 from skyrl.inference.servers.streams import Growing, fetch_sample
 from skyrl.inference.vllm.model import ExpectedWeights
 from skyrl.processes.answers import BadAnswer, display_value, read
-from skyrl.weight_receiver.incoming_weights import Adapter, Folder, IncomingWeights, UpdateGroup
-from skyrl.weight_receiver.transfer_group import requests
+from skyrl.weight_receiver.incoming_weights import Adapter, FolderWeights, IncomingWeights, SGLangGroupWeights
+from skyrl.weight_receiver.transfer_group import received_requests
 
 ADDITIONAL = BACKENDS["sglang"].sampling_arguments
 
@@ -83,8 +83,8 @@ class _Sample:
     output_ids: tuple[int, ...] | None = None
 
 
-class SGLangServer(Dialect):
-    """`Dialect` of SGLang."""
+class SGLangServer(ServerApi):
+    """`ServerApi` of SGLang."""
 
     async def connect(self, *, claim: bool) -> ServerFacts:
         self.has_answered, self._adapter = False, ""
@@ -138,7 +138,7 @@ class SGLangServer(Dialect):
     async def load_weights(
         self, incoming: IncomingWeights, version: int, expected: ExpectedWeights, in_flight: InFlight
     ) -> str:
-        if not isinstance(incoming, Folder | UpdateGroup):
+        if not isinstance(incoming, FolderWeights | SGLangGroupWeights):
             raise WeightSyncError(
                 f"the inference server {self.url} takes weights as files, or through a group: set "
                 "generator.inference_engine.weight_sync_backend = disk, nccl or gloo"
@@ -148,7 +148,7 @@ class SGLangServer(Dialect):
                 f"the inference server {self.url} would read the experts of this model under other names than the "
                 "learner's: use vLLM"
             )
-        if isinstance(incoming, UpdateGroup):
+        if isinstance(incoming, SGLangGroupWeights):
             return await self._join_and_receive(incoming, version, in_flight)
         body = {
             "model_path": incoming.path,
@@ -163,7 +163,7 @@ class SGLangServer(Dialect):
             return str(error)
         return "" if answer.success is True else f"{display_value(answer.message)} (/update_weights_from_disk)"
 
-    async def _join_and_receive(self, incoming: UpdateGroup, version: int, in_flight: InFlight) -> str:
+    async def _join_and_receive(self, incoming: SGLangGroupWeights, version: int, in_flight: InFlight) -> str:
         """Has the server's workers join the learner's group and receive its weights. Returns as `load_weights`."""
         try:
             await asyncio.to_thread(self._relay_requests, incoming, in_flight, asyncio.get_running_loop())
@@ -172,7 +172,9 @@ class SGLangServer(Dialect):
             return str(error)
         return ""
 
-    def _relay_requests(self, incoming: UpdateGroup, in_flight: InFlight, loop: asyncio.AbstractEventLoop) -> None:
+    def _relay_requests(
+        self, incoming: SGLangGroupWeights, in_flight: InFlight, loop: asyncio.AbstractEventLoop
+    ) -> None:
         """Forwards the learner's requests to the server, on a thread: the learner's store has no asynchronous calls."""
         name, meeting = incoming.group.name, incoming.group
 
@@ -185,7 +187,7 @@ class SGLangServer(Dialect):
                 )
 
         with meeting.rendezvous() as store:
-            for kind, content in requests(store, rank=meeting.rank, timeout=meeting.timeout):
+            for kind, content in received_requests(store, rank=meeting.rank, timeout=meeting.timeout):
                 match kind:
                     case "init":
                         offset = 1 + (meeting.rank - 1) * incoming.workers

@@ -3,7 +3,7 @@
 Samples come from `/inference/v1/generate` (`--enable-scale-out`), which reports the weights of each token, or from
 `/v1/completions` if the server lacks it. Weights, pauses and versions need `VLLM_SERVER_DEV_MODE=1`. A server with
 
-    --worker-extension-cls skyrl.inference.vllm.worker.WeightReceiver --logprobs-mode processed_logits
+    --worker-extension-cls skyrl.inference.vllm.worker.WorkerExtension --logprobs-mode processed_logits
 
 receives weights as vLLM engines of a run do, with each tensor compared with its digest, and reports the
 log-probabilities of the tempered distribution. Any other server reloads files, and its log-probabilities are the
@@ -32,8 +32,8 @@ from skyrl.inference.servers.answers import (
     refuse_other_prompt,
     versions_of_spans,
 )
-from skyrl.inference.servers.dialects import Dialect, ServerDeadlines, ServerFacts
 from skyrl.inference.servers.http_connection import Connection
+from skyrl.inference.servers.server_api import ServerApi, ServerDeadlines, ServerFacts
 from skyrl.inference.servers.streams import Parts, fetch_sample
 from skyrl.inference.vllm.model import ExpectedWeights
 from skyrl.inference.vllm.sampling_arguments import check_sampling, sampling_arguments
@@ -41,7 +41,7 @@ from skyrl.processes.answers import BadAnswer, read
 from skyrl.storage.modes import save_tensors
 from skyrl.weight_receiver.incoming_weights import (
     Adapter,
-    Folder,
+    FolderWeights,
     IncomingWeights,
     RemoteWeights,
     as_plain,
@@ -58,7 +58,7 @@ _BY_NUMBER = "token_id:"
 
 _NOT_IN_COMPLETIONS = ("detokenize", "flat_logprobs")
 
-EXTENSION = "skyrl.inference.vllm.worker.WeightReceiver"
+EXTENSION = "skyrl.inference.vllm.worker.WorkerExtension"
 
 C = TypeVar("C")
 
@@ -132,8 +132,8 @@ class _Completed:
     choices: tuple[_CompletedChoice, ...]
 
 
-class VLLMServer(Dialect):
-    """`Dialect` of vLLM's server."""
+class VLLMServer(ServerApi):
+    """`ServerApi` of vLLM's server."""
 
     def __init__(
         self,
@@ -145,8 +145,8 @@ class VLLMServer(Dialect):
         workers: int | None = None,
         overrides_group: bool = True,
     ) -> None:
-        """See `Dialect` for the other arguments. `model` is the name that requests carry; empty for the first one that
-        the server lists. With `overrides_group`, the server leaves a group through which others sent it weights;
+        """See `ServerApi` for the other arguments. `model` is the name that requests carry; empty for the first one
+        that the server lists. With `overrides_group`, the server leaves a group through which others sent it weights;
         without it, such a server is refused.
         """
         super().__init__(samples, control, deadlines, workers=workers)
@@ -175,7 +175,7 @@ class VLLMServer(Dialect):
         )
 
     @property
-    def reads_back(self) -> bool:
+    def verifies_loads(self) -> bool:
         return self._has_extension
 
     async def connect(self, *, claim: bool) -> ServerFacts:
@@ -244,7 +244,7 @@ class VLLMServer(Dialect):
     async def load_weights(
         self, incoming: IncomingWeights, version: int, expected: ExpectedWeights, in_flight: InFlight
     ) -> str:
-        if not isinstance(incoming, RemoteWeights if self._has_extension else Folder):
+        if not isinstance(incoming, RemoteWeights if self._has_extension else FolderWeights):
             raise WeightSyncError(
                 f"the inference server {self.url} takes weights as files only: set "
                 "generator.inference_engine.weight_sync_backend = disk, or start the server with "
@@ -345,7 +345,7 @@ class VLLMServer(Dialect):
         if self._has_extension:
             call = {"method": "skyrl_load_weights", "args": [as_plain(incoming), expected.tied]}
         else:
-            assert isinstance(incoming, Folder)
+            assert isinstance(incoming, FolderWeights)
             await asyncio.to_thread(_write_second_names, incoming, expected)
             call = {"method": "reload_weights", "kwargs": {"weights_path": incoming.path}}
         seconds = self.deadlines.call
@@ -415,7 +415,7 @@ def _parse_completion(answer: object, requested: RequestedSample) -> DrawnSample
     )
 
 
-def _write_second_names(incoming: Folder, expected: ExpectedWeights) -> None:
+def _write_second_names(incoming: FolderWeights, expected: ExpectedWeights) -> None:
     """Adds a file with the second names of tied weights: on a CPU, vLLM would compute a head that is not among the
     files with the packed copy of the old one.
     """

@@ -95,7 +95,7 @@ class CausalLM:
             model.set_attn_implementation(attention.GROUPED_QUERY)
         if model.device.type == "cuda":
             leave_out_cudnn()
-        self.model = model.eval()
+        self.hf_model = model.eval()
         self.device: torch.device = model.device
         windows = any(isinstance(layer, DynamicSlidingWindowLayer) for layer in layers)
         self._own_mask = fused or (model.config._attn_implementation == attention.GROUPED_QUERY and not windows)
@@ -103,12 +103,12 @@ class CausalLM:
         self._side = SideBySide() if takes_adapters else None
         self._fused: FusedDecoder | None = None
         if fused:
-            self._fused = FusedDecoder(self.model, int8=int8, float32_head=float32_head, side=self._side)
+            self._fused = FusedDecoder(self.hf_model, int8=int8, float32_head=float32_head, side=self._side)
         elif float32_head:
             head = output_layer(model)
             vars(head)["forward"] = in_float32(head)
         if self._side is not None and not fused:
-            self._side.hook(self.model)
+            self._side.hook(self.hf_model)
         self.choices = None
         if records_experts:
             self.choices = ChoiceRecorder(model, "generator.inference_engine.enable_return_routed_experts")
@@ -119,12 +119,12 @@ class CausalLM:
         """Decoding over pages for at most `rows` rows of `longest` tokens; None, with the reason in the log, if device
         or model do not support it.
         """
-        config, kind = self.model.config, type(self.model).__name__
+        config, kind = self.hf_model.config, type(self.hf_model).__name__
         reason = f"transformers computes {kind} with attention {config._attn_implementation!r}"
         if self._fused is not None:
-            head = self.model.model.layers[0].self_attn.head_dim
+            head = self.hf_model.model.layers[0].self_attn.head_dim
             heads = config.num_attention_heads, config.num_key_value_heads, head
-            reason = paged_attention.refusal(self.device, self.model.dtype, *heads)
+            reason = paged_attention.refusal(self.device, self.hf_model.dtype, *heads)
         if reason and self.device.type == "cuda":
             _log.warning("decoding without CUDA graphs, which takes several times as long: %s", reason)
         if reason or self._fused is None:
@@ -135,7 +135,7 @@ class CausalLM:
             head=head,
             rows=padded(rows),
             longest=longest,
-            dtype=self.model.dtype,
+            dtype=self.hf_model.dtype,
             device=self.device,
         )
         return PagedDecoder(self._fused, pool)
@@ -197,7 +197,7 @@ class CausalLM:
 
         def blocks() -> Iterator[Tensor]:
             for part in ids.split(_SCORED_TOKENS, dim=1):
-                yield self.model(input_ids=part, past_key_values=cache, use_cache=True).logits[0]
+                yield self.hf_model(input_ids=part, past_key_values=cache, use_cache=True).logits[0]
                 if self.choices is not None:
                     experts.append(self.choices.take())
 
@@ -243,7 +243,7 @@ class CausalLM:
         if self._fused is not None:
             mask = self._mask(window.start, window.end + 1, starts) if ragged else None
             return self._fused.decode(cache, ids, window.end - starts, mask)
-        result: Tensor = self.model(
+        result: Tensor = self.hf_model(
             input_ids=ids,
             position_ids=(window.end - starts).unsqueeze(1),
             attention_mask=self._mask(window.start, window.end + 1, starts) if ragged else None,
@@ -269,7 +269,7 @@ class CausalLM:
         ends = sorted(set(lengths))
         keep = {"logits_to_keep": torch.tensor(ends, device=self.device) - 1} if self._takes_logits_to_keep else {}
         cache: Any = DynamicCache()
-        logits = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **keep).logits
+        logits = self.hf_model(input_ids=ids, past_key_values=cache, use_cache=True, **keep).logits
         experts = None if self.choices is None else self.choices.take().unflatten(0, ids.shape)
         for row, length in enumerate(lengths):
             layers = tuple((layer.keys[row, :, :length], layer.values[row, :, :length]) for layer in cache.layers)

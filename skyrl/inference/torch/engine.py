@@ -48,7 +48,7 @@ from skyrl.inference.torch.scheduler import Scheduler
 from skyrl.inference.weights import refuse_beside_adapters, replace_weights
 from skyrl.models.files.loading import load_causal_lm, load_config, load_tokenizer
 from skyrl.models.files.rotation import varies_with_length
-from skyrl.models.low_rank import Updates, attach
+from skyrl.models.low_rank import Updates, set_updates
 from skyrl.tree import FrozenDict
 from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights
 
@@ -92,7 +92,7 @@ class TorchEngine:
                 "which chooses one set of them"
             )
         self._max_model_len = max_model_len or _positions(model)
-        self._model: CausalLM = CausalLM(
+        self._causal_lm: CausalLM = CausalLM(
             model,
             kept_bytes=0 if deterministic else prefix_bytes,
             keeps_answers=several_turns,
@@ -107,7 +107,7 @@ class TorchEngine:
         self._eos_ids, self._drawable = _eos_ids(model, tokenizer), Drawable.of(tokenizer)
         self._max_num_seqs = max_num_seqs
         self._weight_version, self._is_adapted = 0, False
-        self._adapters: AdapterShelf[Updates] = AdapterShelf(max_adapters, self._load_adapter, _drop)
+        self._adapters: AdapterShelf[Updates] = AdapterShelf(max_adapters, self._load_adapter, _nothing_to_unload)
         self._scheduler = Scheduler(self._new_batch, max_rows=max_num_seqs, one_job_at_a_time=deterministic)
 
     @property
@@ -176,7 +176,7 @@ class TorchEngine:
         if not self._scheduler.idle:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
         refuse_beside_adapters(self._adapters.by_name)
-        was_kept = self._model.kept.summary()
+        was_kept = self._causal_lm.kept.summary()
         await asyncio.to_thread(self._replace_weights, incoming)
         self._weight_version = version
         _log.info("weights of version %d; %s", version, was_kept)
@@ -189,7 +189,7 @@ class TorchEngine:
             raise UserError(f"adapter {name}: an int8 engine takes no adapters beside its weights")
         if self._is_adapted:
             raise UserError(f"adapter {name} fits only the base, and this engine's policy is an adapter beside it")
-        refuse_foreign(adapter, linear_layers(self._model.model))
+        refuse_foreign(adapter, linear_layers(self._causal_lm.hf_model))
         await self._adapters.add_adapter(name, adapter)
 
     async def remove_adapter(self, name: str) -> None:
@@ -200,7 +200,7 @@ class TorchEngine:
         """Makes the adapter in a folder, in PEFT's format, one that requests may name. Raises `ModelError` if there is
         none that fits.
         """
-        stored_adapter(folder, f"adapter {name}", linear_layers(self._model.model))
+        stored_adapter(folder, f"adapter {name}", linear_layers(self._causal_lm.hf_model))
         self._adapters.add_stored(name, folder)
 
     async def current_load(self) -> EngineLoad | None:
@@ -209,7 +209,7 @@ class TorchEngine:
 
     async def sleep(self) -> bool:
         """Moves the model to host memory, where the weights are kept. CUDA graphs and free pages are given up."""
-        self._model.release()
+        self._causal_lm.release()
         await self._move(torch.device("cpu"))
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # other processes, and tensors outside of graphs, cannot use it otherwise
@@ -218,39 +218,39 @@ class TorchEngine:
     async def wake(self) -> None:
         """Moves the model back to its device."""
         await self._move(self._device)
-        self._model.invalidate()
+        self._causal_lm.invalidate()
 
     async def close(self) -> None:
         """Finishes running requests; waiting and later ones raise `RunError`."""
         await self._scheduler.close()
         self._adapters.close()
-        self._model.release()
+        self._causal_lm.release()
 
     async def _move(self, device: torch.device) -> None:
-        if self._model.model.device != device:
-            await asyncio.to_thread(self._model.model.to, device)
+        if self._causal_lm.hf_model.device != device:
+            await asyncio.to_thread(self._causal_lm.hf_model.to, device)
 
     def _replace_weights(self, incoming: IncomingWeights) -> None:
         if isinstance(incoming, Adapter):
             if self._int8:
                 raise WeightSyncError("an int8 engine takes an adapter only merged into the weights, not separately")
-            apply_adapter(self._model.model, incoming)
+            apply_adapter(self._causal_lm.hf_model, incoming)
             self._is_adapted = True
         else:
-            replace_weights(self._model.model, incoming)
-            attach(self._model.model, {})  # complete weights include every low-rank update
+            replace_weights(self._causal_lm.hf_model, incoming)
+            set_updates(self._causal_lm.hf_model, {})  # removes all: complete weights include every low-rank update
             self._is_adapted = False
-        self._model.invalidate()
+        self._causal_lm.invalidate()
 
     async def _load_adapter(self, number: int, name: str, folder: Path) -> Updates:
         def load() -> Updates:
-            return updates_of(self._model.model, stored_adapter(folder, f"adapter {name}"), number)
+            return updates_of(self._causal_lm.hf_model, stored_adapter(folder, f"adapter {name}"), number)
 
         return await asyncio.to_thread(load)
 
     def _new_batch(self) -> DecodeBatch:
         return DecodeBatch(
-            self._model,
+            self._causal_lm,
             self._tokenizer,
             eos_ids=self._eos_ids,
             weight_version=self._weight_version,
@@ -317,8 +317,8 @@ def load_torch_engine(
     return engine
 
 
-async def _drop(number: int) -> None:
-    """Nothing is left to do: its memory is free when no batch holds it."""
+async def _nothing_to_unload(number: int) -> None:
+    """Nothing: an adapter's memory is freed when no batch holds it any more."""
 
 
 def _positions(model: PreTrainedModel) -> int:

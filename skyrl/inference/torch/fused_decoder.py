@@ -88,7 +88,7 @@ class _Span:
 class FusedDecoder:
     """Computes prompts and single tokens with the weights of a transformers model. Call it in inference mode.
 
-    The model's parameters may be replaced in place; `refresh` must then be called before the next token.
+    The model's parameters may be replaced in place; `invalidate` must then be called before the next token.
     """
 
     def __init__(

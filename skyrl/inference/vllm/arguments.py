@@ -64,7 +64,7 @@ def engine_arguments(
         "generation_config": "vllm",
         "use_tqdm_on_load": False,
         "logprobs_mode": "processed_logits",
-        "worker_extension_cls": "skyrl.inference.vllm.worker.WeightReceiver",
+        "worker_extension_cls": "skyrl.inference.vllm.worker.WorkerExtension",
     }
     if tokenizer_path is not None:
         arguments["tokenizer"] = tokenizer_path

@@ -52,7 +52,7 @@ from skyrl.models.files.loading import load_tokenizer
 from skyrl.models.files.stored_adapter import stored_settings
 from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.tree import FrozenDict
-from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights, Shared, as_plain, load_failure
+from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights, SharedWeights, as_plain, load_failure
 
 T = TypeVar("T")
 
@@ -172,12 +172,12 @@ class VLLMEngine:
         refuse_beside_adapters(self._adapters.by_name)
         if isinstance(incoming, Adapter):
             refuse_foreign(incoming, self._expected.matrices)
-            await self._run_on_loop(self._replace(self._adopt(incoming), version))
+            await self._run_on_loop(self._conclude_load(self._adopt_adapter(incoming), version))
             return False  # vLLM reads the adapter from files
         refuse_unfit(self._expected, incoming)
-        if isinstance(incoming, Shared) and not self._backend.shares_memory:
+        if isinstance(incoming, SharedWeights) and not self._backend.shares_memory:
             raise WeightSyncError("weights shared in memory do not reach an engine that runs in processes of its own")
-        await self._run_on_loop(self._replace(self._reload(incoming), version))
+        await self._run_on_loop(self._conclude_load(self._reload_weights(incoming), version))
         return True
 
     async def add_adapter(self, name: str, adapter: Adapter) -> None:
@@ -267,20 +267,20 @@ class VLLMEngine:
         await self._backend.resume()
         self._gate.open()
 
-    async def _reload(self, incoming: IncomingWeights) -> str:
+    async def _reload_weights(self, incoming: IncomingWeights) -> str:
         """Replaces the weights in vLLM's workers. Returns an empty string, or the reason why that stopped halfway."""
         plain = incoming if self._backend.shares_memory else as_plain(incoming)  # type: ignore[arg-type]  # shared: tensors
         outcomes = await self._backend.call_workers("skyrl_load_weights", plain, self._expected.tied)
         return load_failure(outcomes, incoming)
 
-    async def _adopt(self, adapter: Adapter) -> str:
+    async def _adopt_adapter(self, adapter: Adapter) -> str:
         """Draws samples with this adapter beside the weights, after its tensors were compared with their digests."""
         with TemporaryDirectory() as folder:
             await asyncio.to_thread(write_adapter, adapter, Path(folder))
             await self._backend.adopt_adapter(folder)
         return ""
 
-    async def _replace(self, replacing: Coroutine[Any, Any, str], version: int) -> None:
+    async def _conclude_load(self, replacing: Coroutine[Any, Any, str], version: int) -> None:
         try:
             problem = await replacing
             if not problem and not await self._backend.drop_caches(version):

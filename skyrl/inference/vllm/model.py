@@ -48,7 +48,7 @@ class ExpectedWeights:
     """A complete set of weights, under the names of the transformers model."""
 
     infos: dict[str, WeightInfo]
-    """Description of each weight by name, tied ones once."""
+    """Description of each weight by name, each tied weight once."""
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
@@ -113,11 +113,11 @@ def _vllm_values(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def _fault(config: PretrainedConfig) -> str:
-    """A clause that says what vLLM 0.32 computes wrongly, without a word, for this model; empty if nothing is known."""
+    """A clause that says what vLLM 0.32 computes wrongly for this model without an error; empty if nothing is known."""
     if config.model_type == "gpt_neox":
         return "it does not read embed_out.weight, and its logits are random"
     if config.model_type == "falcon" and config.alibi:
-        return "its attention with alibi is another one"
+        return "it computes attention with alibi differently from the model"
     return ""
 
 

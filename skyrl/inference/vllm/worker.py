@@ -1,7 +1,7 @@
 """The part of an engine that runs inside vLLM's workers: it receives weights, and makes the workers draw by the keys of
 samples and report the log-probabilities that the learner computes.
 
-vLLM mixes `WeightReceiver` into its worker class (`worker_extension_cls`), so `self` is a worker there; this module is
+vLLM mixes `WorkerExtension` into its worker class (`worker_extension_cls`), so `self` is a worker there; this module is
 imported in vLLM's processes. Calls come by name through `collective_rpc`, with only plain data as arguments.
 """
 
@@ -27,11 +27,11 @@ from skyrl.models.files.expert_names import stored_names
 from skyrl.weight_receiver import vllm_native
 from skyrl.weight_receiver.incoming_weights import (
     IncomingWeights,
-    Native,
-    Shared,
+    SharedWeights,
+    VLLMNativeWeights,
     acknowledgement,
-    for_worker,
     from_plain,
+    with_worker_rank,
 )
 
 _log = logging.getLogger(__name__)
@@ -47,8 +47,10 @@ _IN_CHECKPOINTS, _ALONE = "model.language_model.", "model."
 end_with_host()
 
 
-class WeightReceiver:
-    """Methods that are added to vLLM's workers. Their names begin with `skyrl`, to avoid clashes."""
+class WorkerExtension:
+    """Methods that are added to vLLM's workers, for weights and for sampling. Their names begin with `skyrl`, to avoid
+    clashes.
+    """
 
     model_config: Any
     vllm_config: Any
@@ -70,7 +72,7 @@ class WeightReceiver:
             report_tempered_logprobs(sampler, self._skyrl_drawable(count, holes))
             gather_without_ranks(sampler)
             draw_by_keys(sampler, self.model_runner)
-            know_names_of_the_text(self.model_runner.get_model())
+            accept_text_model_names(self.model_runner.get_model())
             sampler.skyrl_prepared = True
 
     def _skyrl_drawable(self, count: int | None, holes: Sequence[int]) -> Drawable | None:
@@ -92,16 +94,16 @@ class WeightReceiver:
         received = from_plain(incoming) if isinstance(incoming, Mapping) else incoming
         worker_index = self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.rank
         reason = in_place_obstacle(self)
-        if reason and not getattr(self, "skyrl_told", False):
-            self.skyrl_told = True
+        if reason and not getattr(self, "skyrl_logged_reason", False):
+            self.skyrl_logged_reason = True
             _log.info("vLLM rebuilds its layers for new weights: %s", reason)
         in_place = not reason
-        borrowed = not (in_place or isinstance(received, Shared))
-        is_shown = not in_place or getattr(self, "skyrl_read_back", False)
-        read_back = None if is_shown else ReadBack(self.model_runner.get_model())
+        must_copy = not (in_place or isinstance(received, SharedWeights))
+        needs_read_back = in_place and not getattr(self, "skyrl_read_back", False)
+        read_back = ReadBack(self.model_runner.get_model()) if needs_read_back else None
 
         def named(weights: Weights) -> Weights:
-            expanded = self._skyrl_named(weights, tied, copied=borrowed)
+            expanded = self._skyrl_named(weights, tied, copied=must_copy)
             return read_back.record(expanded) if read_back else expanded
 
         try:
@@ -119,11 +121,11 @@ class WeightReceiver:
     def _skyrl_receive(
         self, received: IncomingWeights, worker_index: int, named: Callable[[Weights], Weights], *, in_place: bool
     ) -> None:
-        if isinstance(received, Native):
+        if isinstance(received, VLLMNativeWeights):
             with without_reloading() if in_place else nullcontext():
                 vllm_native.receive(self, worker_index, received, named)
             return
-        with for_worker(received, worker_index).open() as weights:
+        with with_worker_rank(received, worker_index).open() as weights:
             if in_place:
                 load_in_place(self, named(weights))
             else:
@@ -147,7 +149,7 @@ class WeightReceiver:
                 kernel.fused_experts.process_weights_after_loading(module)
 
 
-def know_names_of_the_text(model: torch.nn.Module) -> None:
+def accept_text_model_names(model: torch.nn.Module) -> None:
     """Makes a multimodal model of vLLM accept weights and adapters of its language model under their own names.
 
     A multimodal checkpoint has them below `model.language_model.`; a learner, which is the language model alone, below
@@ -164,7 +166,8 @@ def under_all_names(weights: Weights, tied: Mapping[str, str], *, copied: bool) 
     """Each weight with its whole shape, a tied one under its second names too: vLLM would not update a head that is not
     among them.
 
-    Tensors are `copied` where vLLM holds those of a layer until all have arrived, longer than the incoming set does.
+    Tensors are `copied` where vLLM keeps those of a layer until all of them have arrived: an incoming set makes each
+    tensor valid only until the next one.
     """
     names: dict[str, list[str]] = {}
     for second, first in tied.items():

@@ -321,7 +321,7 @@ class Megatron:
         return norm
 
     def named_shapes(self) -> dict[str, Tensor]:
-        """Every stored weight by name, tied ones once: meta tensors in float32."""
+        """Every stored weight by name, each tied weight once: meta tensors in float32."""
         return dict(self._state.shapes)
 
     def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:

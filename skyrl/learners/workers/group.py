@@ -161,15 +161,15 @@ class LearnerGroup(ScorerGroup[L_co]):
         Returns metrics over all tokens of the batch; of rows that are left out, over a sample.
         """
         shares = self._packed(weighed(objective, batch))
-        watched = objective.watched(batch)
+        measured = objective.measured_only(batch)
         seen: list[dict[str, Moments]] = []
-        if watched is not None:
-            measure, sample = LearningWorker.measure_share, self._shares(watched[0])
+        if measured is not None:
+            measure, sample = LearningWorker.measure_share, self._shares(measured[0])
             seen = self._reported(await self.ranks.deal(measure, sample, objective))
         learned = merge_metrics(
             self._reported(await self.ranks.deal(LearningWorker.forward_backward_share, shares, objective))
         )
-        return (learned if watched is None else learned.merged_with(seen, watched[1])).metrics()
+        return (learned if measured is None else learned.merged_with(seen, measured[1])).metrics()
 
     async def optimizer_step(self, settings: StepSettings) -> Metrics:
         """One optimizer step with the gradients of all `forward_backward` since the last one, which are dropped.

@@ -63,7 +63,7 @@ class Objective(Protocol):
         """
         return batch.with_fields(loss_weights=token_mean(batch.loss_mask))
 
-    def watched(self, batch: TrainingBatch) -> tuple[TrainingBatch, float] | None:
+    def measured_only(self, batch: TrainingBatch) -> tuple[TrainingBatch, float] | None:
         """A sample of the rows that `weigh` leaves out, which is only measured, and the number of left-out tokens that
         each of its tokens stands for. None, the default: every row is measured, or those left out do not matter.
         """
@@ -135,10 +135,10 @@ class LearningWorker(ModelWorker):
         self._profiler = UpdateProfiler(f"{role}-{ranks.rank}", record_memory=run.record_memory)
         self._profiler.write_to(trace_folder(run, section, ranks.rank))
         field = section.path_of("use_dropout")
-        self._dropping = dropping_modules(self.model, self._lora, own=section.use_dropout, field=field)
+        self._dropout_modules = dropping_modules(self.model, self._lora, own=section.use_dropout, field=field)
         if run.recompute_activations and facts.recomputation is None:
             reentrant = run.gradient_checkpointing_use_reentrant
-            recompute_activations(self.model, use_reentrant=reentrant, draws=bool(self._dropping))
+            recompute_activations(self.model, use_reentrant=reentrant, draws=bool(self._dropout_modules))
             if run.offload_activations:
                 HostActivations().attach(self.model)
         assert self.strategy.optimizer is not None
@@ -150,16 +150,16 @@ class LearningWorker(ModelWorker):
         that `optimizer_step` will use. Returns metrics of the pass.
         """
         [share] = self._budget.plan([weighed(objective, batch)])
-        watched = objective.watched(batch)
-        seen = [] if watched is None else [await self.measure_share(self._budget.plan([watched[0]])[0], objective)]
+        measured = objective.measured_only(batch)
+        seen = [] if measured is None else [await self.measure_share(self._budget.plan([measured[0]])[0], objective)]
         learned = await self.forward_backward_share(share, objective)
-        return (learned if watched is None else learned.merged_with(seen, watched[1])).metrics()
+        return (learned if measured is None else learned.merged_with(seen, measured[1])).metrics()
 
     async def forward_backward_share(self, batch: TrainingBatch, objective: Objective) -> RankMetrics:
         """`forward_backward` together with the other ranks; `batch` is the share of this rank's replica in a weighed
         batch.
         """
-        with self._profiler.part(), dropping(self._dropping, self.device, self._dropout_seed()):
+        with self._profiler.part(), dropping(self._dropout_modules, self.device, self._dropout_seed()):
             sums, moments, loads = self._accumulate(batch, objective)
         self._passes += 1
         for name, value in sums.items():
@@ -185,7 +185,7 @@ class LearningWorker(ModelWorker):
             norm = self.strategy.step(settings)
             sums, self._sums, self._passes = self._sums, {}, 0
             metrics = {f"{self._role}_lr": learning_rate, "grad_norm": norm} | self._adapt_loss_scale(norm)
-            self._conclude(norm, sums)
+            self._after_step(norm, sums)
         left_out = not math.isfinite(norm)
         _log.info("optimizer step: gradient norm %.4g%s", norm, ", left out" if left_out else "")
         return metrics | {"skipped_updates": float(left_out)}
@@ -276,7 +276,7 @@ class LearningWorker(ModelWorker):
         self._overflowed = self._loss_scale.adapt(finite=math.isfinite(norm))
         return {"loss_scale": used}
 
-    def _conclude(self, norm: float, sums: Metrics) -> None:
+    def _after_step(self, norm: float, sums: Metrics) -> None:
         """Advance the schedule after a step, or count a step that was skipped for a gradient norm that is not finite;
         steps skipped because the loss scale was too large do not count.
 
@@ -294,8 +294,9 @@ class LearningWorker(ModelWorker):
             self.schedule.step()
 
     def weights(self, dtype: str | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Name and value of every weight, tied ones once, under the names of the stored model. An adapter is merged
-        into the weights that it adapts, in float32; without an adapter, weights are rounded to `dtype` if it is given.
+        """Name and value of every weight, each tied weight once, under the names of the stored model. An adapter is
+        merged into the weights that it adapts, in float32; without an adapter, weights are rounded to `dtype` if it is
+        given.
 
         Each weight has its whole shape. With several ranks, all of them must iterate together, and a value is valid
         until the next is requested.
@@ -304,7 +305,7 @@ class LearningWorker(ModelWorker):
         return merge_adapters(self.strategy.gather(rounded), self._lora)
 
     def shapes(self, adapter: bool = False) -> list[tuple[str, tuple[int, ...]]]:
-        """Name and shape of every weight that `stream` yields, in order; with `adapter`, of the adapter only."""
+        """Name and shape of every weight that `weights` yields, in order; with `adapter`, of the adapter only."""
         weights = iter(self.strategy.named_shapes().items())
         shapes = adapter_alone(weights) if adapter else merged_shapes(weights)
         return [(name, tuple(item.shape)) for name, item in shapes]

@@ -201,7 +201,7 @@ class Zero(DataParallel):
                 yield from ((f"optimizer.{number}.{slot}", value) for slot, value in tensors)
 
     def named_shapes(self) -> dict[str, Tensor]:
-        """Every weight by name, tied ones once: tensors with the shape and type of the whole weight."""
+        """Every weight by name, each tied weight once: tensors with the shape and type of the whole weight."""
         return self._held.named_shapes()
 
     def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:

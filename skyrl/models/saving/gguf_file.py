@@ -159,7 +159,7 @@ def _refuse_unread(reader: GGUFReader, read: torch.nn.Module, file: Path) -> Non
 
 
 def _distinct(model: torch.nn.Module) -> Iterator[Tensor]:
-    """The model's stored tensors, tied ones once."""
+    """The model's stored tensors, each tied tensor once."""
     yield from {tensor.data_ptr(): tensor for tensor in model.state_dict().values()}.values()
 
 

@@ -56,7 +56,7 @@ class Delivery:
 
     def _open(self) -> Service:
         run, known = self._run, Known.read(self._run.state_file)
-        service: Service = load_builtin(TRACKERS[run.service].made_by).of_run(run, known)
+        service: Service = load_builtin(TRACKERS[run.service].tracker_class).of_run(run, known)
         first, last = run.first_step, service.known.step
         if first is not None and first < last and not service.rewind(first):
             service.known = attrs.evolve(service.known, lost=(*service.known.lost, f"{first + 1}-{last}"))

@@ -18,7 +18,7 @@ from skyrl.inference.engine import EngineLoad, InFlight
 from skyrl.inference.servers.answers import DrawnSample, OtherWeights, RequestedSample, version_number
 from skyrl.inference.servers.http_connection import ATTEMPTS, Connection
 from skyrl.inference.vllm.model import ExpectedWeights
-from skyrl.weight_receiver.incoming_weights import Adapter, Folder, IncomingWeights
+from skyrl.weight_receiver.incoming_weights import Adapter, FolderWeights, IncomingWeights
 
 
 @frozen(kw_only=True)
@@ -49,7 +49,7 @@ class ServerFacts:
     """Whether the server can receive weights and reports their version."""
 
 
-class Dialect(ABC):
+class ServerApi(ABC):
     """The routes of one kind of server. Every call raises `ProcessError` if the server does not answer in time, or
     answers in another form than the route has.
     """
@@ -90,8 +90,8 @@ class Dialect(ABC):
         """Path of the route that reports the version of the weights, for messages."""
 
     @property
-    def reads_back(self) -> bool:
-        """Whether this library's code receives weights in the server, and finds them in the parameters."""
+    def verifies_loads(self) -> bool:
+        """Whether this library's code receives weights in the server, and verifies that its parameters hold them."""
         return False
 
     @abstractmethod
@@ -102,7 +102,7 @@ class Dialect(ABC):
 
     @abstractmethod
     async def draw(self, requested: RequestedSample, session: str, seconds: float) -> DrawnSample:
-        """Draw one sample of the request, within `seconds`, which do not pass while the server is paused. Raises
+        """Draw one sample of the request within `seconds`, not counting time in which the server is paused. Raises
         `BadAnswer`. Cancelling the call cancels the sample.
 
         Requests of one `session` are turns of one conversation, for a router in front of the server.
@@ -161,7 +161,7 @@ class Dialect(ABC):
         """Have the server read an adapter beside the one that draws samples; returns its name. `needs` are the options
         that the server needs beside `--enable-lora`. Raises `WeightSyncError` if it refuses the adapter.
         """
-        assert isinstance(adapter.tensors, Folder), "servers read adapters from files"
+        assert isinstance(adapter.tensors, FolderWeights), "servers read adapters from files"
         name, folder = f"skyrl-{self._run}-{version}", Path(adapter.tensors.path) / "peft"
         await asyncio.to_thread(write_adapter, adapter, folder)
         try:

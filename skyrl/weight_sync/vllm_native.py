@@ -19,7 +19,7 @@ from torch import Tensor
 
 from skyrl.weight_receiver.checksums import Digests, is_hashed_at_once
 from skyrl.weight_receiver.incoming_weights import WeightInfo
-from skyrl.weight_receiver.transfer_group import END, Requests, TransferGroup
+from skyrl.weight_receiver.transfer_group import END, RequestSender, TransferGroup
 from skyrl.weight_receiver.vllm_native import plain_handle
 
 Weights = Iterator[tuple[str, Tensor]]
@@ -28,8 +28,8 @@ _TRANSFER = "vllm.distributed.weight_transfer"
 
 
 @frozen(kw_only=True)
-class NativeSender:
-    """Sends weights through vLLM's transfer `backend`; `weight_receiver.incoming_weights.Native` is the other end.
+class VLLMNativeSender:
+    """Sends weights through vLLM's transfer `backend`; `incoming_weights.VLLMNativeWeights` is the other end.
 
     With CUDA IPC every rank of the learner sends to the worker that shares its GPU; otherwise only the first sends.
     """
@@ -48,9 +48,9 @@ class NativeSender:
     def __call__(self, weights: Weights) -> None:
         """Send the weights. Raises `WeightSyncError` if an engine does not join, leaves, or received other bytes."""
         rank = dist.get_rank() if self.senders > 1 else 0
-        with self.group.moved(rank).rendezvous() as store:
+        with self.group.with_rank_offset(rank).rendezvous() as store:
             receivers = range(self.senders, self.group.size)
-            workers = _Workers(Requests(store, receivers=receivers, timeout=self.group.timeout))
+            workers = _Workers(RequestSender(store, receivers=receivers, timeout=self.group.timeout))
             factory = importlib.import_module(f"{_TRANSFER}.factory").WeightTransferTrainerFactory
             source = _source(self.weights, weights, workers.digests)
             engine = factory.trainer_init(self._init_info(rank), client=workers, source=source)
@@ -82,7 +82,7 @@ INIT_INFOS: dict[str, Callable[..., Any]] = {"nccl": _nccl}
 class _Workers:
     """vLLM's `VLLMWeightSyncClient`: the workers of all engines at once."""
 
-    def __init__(self, requests: Requests) -> None:
+    def __init__(self, requests: RequestSender) -> None:
         self._requests = requests
         self.digests = Digests()
         """Digests of the tensors that were sent, still on their device."""

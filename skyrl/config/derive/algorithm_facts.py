@@ -6,7 +6,12 @@ from typing import Any, TypeVar
 
 import attrs
 
-from skyrl.config.foundation.peer_signatures import ESTIMATOR_FORMS, LOSS_FORMS, form_of, parameters_of
+from skyrl.config.foundation.peer_signatures import (
+    ESTIMATOR_SIGNATURES,
+    LOSS_SIGNATURES,
+    parameters_of,
+    peer_signature_of,
+)
 from skyrl.config.settings.algorithm import AlgorithmConfig
 from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS, USER_ESTIMATOR, EstimatorFacts
 from skyrl.config.settings.losses import POLICY_LOSSES, USER_LOSS, LossFacts
@@ -21,8 +26,8 @@ def loss_facts(algorithm: AlgorithmConfig) -> LossFacts:
     facts = POLICY_LOSSES.get(name)
     if facts is None:
         own = PolicyLossRegistry.declaring(name, algorithm.policy_loss)
-        return _declared(_peer_loss_facts(own), own)
-    return attrs.evolve(facts, **facts.by_settings(getattr(algorithm, facts.table))) if facts.table else facts
+        return _with_declared(_peer_loss_facts(own), own)
+    return attrs.evolve(facts, **facts.overrides_for(getattr(algorithm, facts.table))) if facts.table else facts
 
 
 def estimator_facts(algorithm: AlgorithmConfig) -> EstimatorFacts:
@@ -32,20 +37,20 @@ def estimator_facts(algorithm: AlgorithmConfig) -> EstimatorFacts:
     if facts is not None:
         return facts
     own = AdvantageEstimatorRegistry.declaring(name, algorithm.advantage)
-    return _declared(_peer_estimator_facts(own), own)
+    return _with_declared(_peer_estimator_facts(own), own)
 
 
 def is_peer_loss(algorithm: AlgorithmConfig) -> bool:
     """Whether the loss has the signature of another system, and so reduces itself."""
     name = algorithm.policy_loss_type
     own = None if name in POLICY_LOSSES else PolicyLossRegistry.declaring(name, algorithm.policy_loss)
-    return own is not None and form_of(own, LOSS_FORMS) is not None
+    return own is not None and peer_signature_of(own, LOSS_SIGNATURES) is not None
 
 
 def _peer_loss_facts(own: object) -> LossFacts:
     """Facts by the parameters of a loss in another system's signature; `USER_LOSS` for skyrl's own."""
-    form = None if own is None else form_of(own, LOSS_FORMS)
-    if form is None:
+    signature = None if own is None else peer_signature_of(own, LOSS_SIGNATURES)
+    if signature is None:
         return USER_LOSS
     names = _names(own)
     reads_rollout = names & {"rollout_logprobs", "rollout_log_probs"}
@@ -58,12 +63,14 @@ def _peer_loss_facts(own: object) -> LossFacts:
 
 def _peer_estimator_facts(own: object) -> EstimatorFacts:
     """Facts by the parameters of an estimator in another system's signature; `USER_ESTIMATOR` for skyrl's own."""
-    form = None if own is None else form_of(own, ESTIMATOR_FORMS)
-    if form is None:
+    signature = None if own is None else peer_signature_of(own, ESTIMATOR_SIGNATURES)
+    if signature is None:
         return USER_ESTIMATOR
     names = _names(own)
     return EstimatorFacts(
-        fields=tuple(field for field, parameters in _READ.items() if parameters & names or "config" in names),
+        fields=tuple(
+            field for field, parameters in _PARAMETERS_OF_FIELD.items() if parameters & names or "config" in names
+        ),
         is_group_relative="index" in names,
         compares_with_greedy="reward_baselines" in names,
         reads_values="values" in names,
@@ -71,7 +78,7 @@ def _peer_estimator_facts(own: object) -> EstimatorFacts:
     )
 
 
-_READ = {
+_PARAMETERS_OF_FIELD = {
     "gamma": {"gamma"},
     "lambd": {"lam", "lambd"},
     "grpo_norm_by_std": {"grpo_norm_by_std", "norm_adv_by_std_in_grpo"},
@@ -82,7 +89,7 @@ def _names(own: object) -> set[str]:
     return {item.name for item in parameters_of(own) or ()}
 
 
-def _declared(facts: F, thing: object) -> F:
+def _with_declared(facts: F, thing: object) -> F:
     """The facts, updated with those that the object declares as attributes that are True or False."""
     named = {attribute.name: getattr(thing, attribute.name, None) for attribute in attrs.fields(type(facts))}
     declared: Any = {name: value for name, value in named.items() if isinstance(value, bool)}

@@ -21,9 +21,9 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from skyrl.weight_receiver.incoming_weights import weight_info
-from skyrl.weight_receiver.transfer_group import END, Requests, TransferGroup
-from skyrl.weight_sync.native import free_address
+from skyrl.weight_receiver.transfer_group import END, RequestSender, TransferGroup
 from skyrl.weight_sync.senders import BUCKET_BYTES, Weights, buckets
+from skyrl.weight_sync.vllm_native import free_address
 
 T = TypeVar("T")
 
@@ -34,8 +34,8 @@ _POLL_SECONDS = 0.05
 
 
 @frozen(kw_only=True)
-class UpdateGroupSender:
-    """Sends to servers of SGLang; `skyrl.weight_receiver.incoming_weights.UpdateGroup` is the other end."""
+class SGLangGroupSender:
+    """Sends to servers of SGLang; `skyrl.weight_receiver.incoming_weights.SGLangGroupWeights` is the other end."""
 
     group: TransferGroup
     """The transfer group, with the rank of the learner's first process; every other member sends requests to one
@@ -57,7 +57,7 @@ class UpdateGroupSender:
         """Send the weights. Raises `WeightSyncError` if a server does not join, or refuses the weights."""
         with ThreadPoolExecutor(1) as asking, self.group.rendezvous() as store:
             servers = range(1, self.group.size)
-            requests = Requests(store, receivers=servers, timeout=self.group.timeout)
+            requests = RequestSender(store, receivers=servers, timeout=self.group.timeout)
             with self._led(1 + self.workers * len(servers), asking, requests) as group:
                 device = "cuda" if self.backend == "nccl" else "cpu"
                 for bucket in buckets(weights, self.dtype, self.bucket_bytes, device=device):
@@ -74,7 +74,7 @@ class UpdateGroupSender:
                 requests.send(END, {})
 
     @contextmanager
-    def _led(self, size: int, asking: ThreadPoolExecutor, requests: Requests) -> Iterator[dist.ProcessGroup]:
+    def _led(self, size: int, asking: ThreadPoolExecutor, requests: RequestSender) -> Iterator[dist.ProcessGroup]:
         """The process group of this process, rank 0, and the servers' workers, once all have joined."""
         host, port = free_address(self.group.host)
         patience = timedelta(seconds=min(_CONNECT_SECONDS, self.group.timeout))

@@ -61,10 +61,10 @@ from skyrl.weight_sync.transports import (
     BroadcastTransport,
     DeltaTransport,
     FolderTransport,
-    NativeTransport,
+    SGLangGroupTransport,
     SharedTransport,
     TransferRendezvous,
-    UpdateGroupTransport,
+    VLLMNativeTransport,
     WeightTransport,
 )
 
@@ -139,11 +139,11 @@ NO_ADAPTERS = EngineAdapters()
 def engine_makers(run: SkyRLTrainConfig, adapters: EngineAdapters = NO_ADAPTERS) -> list[Callable[[], InferenceEngine]]:
     """One function for each engine, which makes the engine in the process that calls it."""
     engine = run.generator.inference_engine
-    made_by = BACKENDS[engine.backend].made_by
-    if not made_by:
+    engine_maker = BACKENDS[engine.backend].engine_maker
+    if not engine_maker:
         path = "generator.inference_engine.backend"
         raise ConfigError([Problem(path=path, message=f"no engine {engine.backend!r}")])
-    make: Callable[[], InferenceEngine] = load_builtin(made_by)(run, adapters)
+    make: Callable[[], InferenceEngine] = load_builtin(engine_maker)(run, adapters)
     return [make] * engine.num_engines
 
 
@@ -310,10 +310,10 @@ def weight_transport(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path
             return _file_transport(files, where, dtype)
         case "nccl" | "gloo" as backend if BACKENDS[engine.backend].joins_update_groups:
             workers, transfer_rendezvous = workers_of_an_engine(run), _transfer_rendezvous(run, rendezvous, workers=1)
-            return UpdateGroupTransport(transfer_rendezvous, backend=backend, workers=workers, dtype=dtype)
+            return SGLangGroupTransport(transfer_rendezvous, backend=backend, workers=workers, dtype=dtype)
         case "nccl":
             together = run.trainer.placement.colocate_all  # one GPU cannot be two members of an NCCL group
-            return NativeTransport(
+            return VLLMNativeTransport(
                 _transfer_rendezvous(run, rendezvous),
                 backend="ipc" if together else "nccl",
                 senders=grid_of(run, "policy").ranks if together else 1,
