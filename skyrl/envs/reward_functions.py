@@ -1,7 +1,8 @@
 """Reward functions as environments, in the signatures of skyrl, TRL, verl and OpenRLHF.
 
     skyrl   function(completion, ground_truth=..., **columns) -> number, or a dict with `reward`, its components and
-            the text `feedback`, which a teacher is told
+            the text `feedback`, which a teacher is told; with a parameter `prompt` or `data_source`, the messages of
+            the prompt or the name of its source as well
     TRL     function(completions=[...], **columns) -> list of numbers, None where it has no reward for a sample
     verl    function(data_source=..., solution_str=..., ground_truth=..., extra_info=...) -> number or dict with `score`
     OpenRLHF    function(queries=[...], prompts=[...], labels=[...]) -> dict with `rewards`, `scores`, `extra_logs`
@@ -145,6 +146,9 @@ def arguments(
             return (), {"queries": [prompt_text + answer], "prompts": [prompt_text], "labels": [truth]}
         case _:
             columns.pop("data_source", None)
+            more = {"prompt": list(prompt), "data_source": extras.get("data_source")}
+            named = _signature(function).keys() - reserved_names(function) - columns.keys()
+            columns |= {name: value for name, value in more.items() if name in named}
             return (answer,), {**columns, "ground_truth": truth}
 
 
@@ -223,7 +227,7 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
 
 
 _ALWAYS_GIVEN = {
-    "skyrl": ("data_source",),  # never passed: calling the function reports it
+    "skyrl": ("prompt", "data_source"),
     "trl": ("data_source", "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"),
     "verl": ("data_source", "solution_str", "extra_info"),
     "openrlhf": ("data_source", "queries", "prompts"),

@@ -137,6 +137,7 @@ def test_a_function_of_extras_makes_environments(tmp_path: Path) -> None:
     ("function", "columns"),
     [
         (lambda completion, ground_truth, level, **others: 1.0, ("ground_truth", "level")),
+        (lambda completion, prompt, data_source, ground_truth: 1.0, ("ground_truth",)),
         (lambda completion, ground_truth=None, *, level=1, **others: 1.0, ()),
         (lambda completions, prompts, ground_truth, **others: [1.0], ("ground_truth",)),
         (lambda data_source, solution_str, ground_truth, extra_info: 1.0, ("ground_truth",)),
@@ -160,6 +161,25 @@ def test_a_reward_function_asks_rows_for_parameters_without_a_default(function: 
 )
 def test_a_row_lacks_what_it_has_no_value_for(extras: dict[str, Any], missing: tuple[str, ...]) -> None:
     assert lacking(("ground_truth", "level"), extras) == missing
+
+
+def test_a_reward_function_gets_the_prompt_and_the_source_that_it_names() -> None:
+    def checks_both(answer: str, prompt: Any, data_source: Any, **others: Any) -> float:
+        return float((prompt, data_source, others.keys()) == (list(PROMPT), "sums", {"level", "ground_truth"}))
+
+    def names_neither(answer: str, **others: Any) -> float:
+        return float(others.keys() == {"level", "ground_truth"})
+
+    for function in (checks_both, names_neither):
+        env = RewardFunctionEnv({"data_source": "sums", "level": 1}, function)
+        env.init(PROMPT)
+        assert env.step("x").reward == 1.0
+
+
+def test_a_reward_function_gets_a_column_prompt_of_the_row_before_the_messages() -> None:
+    env = RewardFunctionEnv({"prompt": "a column"}, lambda answer, prompt, **others: float(prompt == "a column"))
+    env.init(PROMPT)
+    assert env.step("x").reward == 1.0
 
 
 def test_the_ground_truth_of_a_file_of_verl_is_found() -> None:
