@@ -155,6 +155,10 @@ def make_task(
     learned in `steps` steps from the conversations of `example`, if any.
     Ctrl-C and SIGTERM end the process with one line. Use it in the main thread only.
     """
+    if made := [name for name in ("data", "model") if Path(name).exists()]:
+        raise SystemExit(
+            f"already there: {' and '.join(made)}. Remove both (rm -r data model), and this makes them again"
+        )
     rng = seeded(0)
     with stopped_in_words(), made_whole(Path("data")) as data, made_whole(Path("model")) as folder:
         write_rows(data / "train.jsonl", rng.choices(training, k=training_rows))

@@ -108,3 +108,15 @@ def test_a_path_with_dots_makes_no_other_folder(tmp_path: Path, monkeypatch: pyt
     result = CliRunner().invoke(cli, ["init", "bad/../mine", "--no-model"])
     assert "cd mine\n" in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_task_that_is_there_in_part_is_kept_and_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from skyrl.starter.tiny_chat import make_task
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    with pytest.raises(SystemExit, match=r"already there: model\. Remove both \(rm -r data model\)"):
+        make_task([], [])
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -23,7 +23,7 @@ def test_one_number_per_token_is_a_loss(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("result", "problem"),
     [
-        ("(-inputs.advantages * inputs.logprobs).mean()", r"gives a tensor \(\) for log-probabilities of shape"),
+        ("(-inputs.advantages * inputs.logprobs).mean()", r"gives one number for log-probabilities of shape"),
         ("(-inputs.advantages * inputs.logprobs).sum(-1)", r"gives a tensor \(\d+,\) for"),
         ("0.0", "gives 0.0 for"),
         ("-inputs.advantages", "without a gradient"),

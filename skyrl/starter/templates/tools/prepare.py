@@ -5,7 +5,8 @@
 Writes data/train.jsonl, data/validation.jsonl and model/, in about a minute.
 
 The model is trained on example chats first, or it would never call the tool. For a tool of your own, replace
-`shelf_row`, `shelf_example` and `WORDS`, the texts that get a token of their own: `skyrl/starter/shelves.py` has these.
+`shelf_row`, `shelf_example` and `WORDS`, the texts that get a token of their own: "A tool of your own on a small model"
+in the documentation (docs/tools.md) has all three. Then remove data/ and model/, and run this again.
 """
 
 from tools import SHELVES
