@@ -156,7 +156,7 @@ def make_task(
     Ctrl-C and SIGTERM end the process with one line. Use it in the main thread only.
     """
     if made := [name for name in ("data", "model") if Path(name).exists()]:
-        raise SystemExit(
+        raise SystemExit(f"already there: {' and '.join(made)}. Remove both (rm -r data model) to make them again")
             f"already there: {' and '.join(made)}. Remove both (rm -r data model), and this makes them again"
         )
     rng = seeded(0)
