@@ -157,8 +157,6 @@ def make_task(
     """
     if made := [name for name in ("data", "model") if Path(name).exists()]:
         raise SystemExit(f"already there: {' and '.join(made)}. Remove both (rm -r data model) to make them again")
-            f"already there: {' and '.join(made)}. Remove both (rm -r data model), and this makes them again"
-        )
     rng = seeded(0)
     with stopped_in_words(), made_whole(Path("data")) as data, made_whole(Path("model")) as folder:
         write_rows(data / "train.jsonl", rng.choices(training, k=training_rows))
