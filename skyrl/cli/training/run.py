@@ -8,6 +8,7 @@ import functools
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
@@ -91,13 +92,20 @@ def run(arguments: tuple[str, ...], strict: bool, new: bool) -> None:
 
 
 def _free_folder_arguments(arguments: tuple[str, ...]) -> list[str]:
-    """Arguments that give the run folders which belong to no other one; the first is printed."""
+    """Arguments that give the run folders which belong to no other one; the first is printed. Folders that are named
+    after the run get a new name of the run.
+    """
     from skyrl.config import compose
+    from skyrl.config.loading.kinds import kind_of
     from skyrl.runs.run_lock import free_folders
 
-    folders = free_folders(compose(*split_words(arguments), environ=os.environ).config)
+    composed = compose(*split_words(arguments), environ=os.environ)
+    folders, kind = free_folders(composed.config), kind_of(composed.config)
     click.echo(f"New run in {next(iter(folders.values()))}.", err=True)
-    return [f"{path}={folder}" for path, folder in folders.items()]
+    run_path = kind.path("run_path")
+    if any(origin.kind == "rule" for origin in composed.origins.get(run_path, ())):
+        folders[kind.path("run_name")] = Path(folders.pop(run_path)).name
+    return [f"{path}={value}" for path, value in folders.items()]
 
 
 @contextlib.contextmanager
