@@ -165,10 +165,10 @@ def test_a_row_lacks_what_it_has_no_value_for(extras: dict[str, Any], missing: t
 
 def test_a_reward_function_gets_the_prompt_and_the_source_that_it_names() -> None:
     def checks_both(answer: str, prompt: Any, data_source: Any, **others: Any) -> float:
-        return float((prompt, data_source, others.keys()) == (list(PROMPT), "sums", {"level", "ground_truth"}))
+        return float((prompt, data_source, set(others)) == (list(PROMPT), "sums", {"level", "ground_truth"}))
 
     def names_neither(answer: str, **others: Any) -> float:
-        return float(others.keys() == {"level", "ground_truth"})
+        return float(set(others) == {"level", "ground_truth"})
 
     for function in (checks_both, names_neither):
         env = RewardFunctionEnv({"data_source": "sums", "level": 1}, function)
