@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from skyrl.config import compose
-from skyrl.errors import ConfigError
+from skyrl.config.foundation.entry import RunConfig
+from skyrl.errors import ConfigError, Problem
 
 SFT: dict[str, Any] = {"kind": "sft", "model.path": "m", "train_datasets": ["rows"], "device": "cpu"}
 
@@ -143,6 +145,16 @@ def test_a_supervised_run_without_its_kind_is_recognized_by_fields_that_reinforc
         compose([], {"train_datasets": ["rows"], "eval_datasets": ["others"]})
     (message,) = [problem.message for problem in refused.value.problems if problem.path == "kind"]
     assert message.endswith("reinforcement-learning run, which has no train_datasets, eval_datasets")
+
+
+def test_a_kind_in_place_of_another_is_checked_as_if_it_stood_alone() -> None:
+    def reads_kind(run: RunConfig) -> Iterator[Problem]:
+        yield Problem(path="kind", message=f"is {run.kind}")
+
+    words = ["kind=reward_model", "kind=sft", "model.path=m", 'train_datasets=["rows"]', "device=cpu"]
+    with pytest.raises(ConfigError) as refused:
+        compose([], words, also=lambda kind: [reads_kind])
+    assert [problem.message for problem in refused.value.problems] == ["is sft"]
 
 
 def test_names_that_no_kind_of_run_has_say_nothing_about_the_kind() -> None:

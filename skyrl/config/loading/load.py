@@ -146,6 +146,7 @@ def _builder(
         builder.problems = [
             problem for problem in builder.problems if problem.path != "kind" or problem.value not in tuple(KINDS)
         ]
+        builder.broken.discard("kind")
     builder.problems = [_suggest_our_value(_explain_wrong_kind(item, chosen)) for item in builder.problems]
     if root is None and kind is None and chosen is not SkyRLTrainConfig:
         names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))
