@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from skyrl.chats.contents import ALLOW_DROPPED, short
+from skyrl.chats.contents import ALLOW_DROPPED
 from skyrl.chats.masks import ChatMasks
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import PreferenceConfig
 from skyrl.data.answer_pairs import LabelledRow, PairRow, RankedRow
 from skyrl.data.conversations import refuse_media, tools_of, with_system
 from skyrl.data.pair_rows import pair_reader, ranked_reader
-from skyrl.data.row_forms import preference_chat
+from skyrl.data.row_forms import label_of, preference_chat
 from skyrl.data.sources import Row
 from skyrl.data.supervised_rows import RowReader, TokenizedRows, count_empty, load_rows
 from skyrl.errors import DataError
@@ -55,12 +55,6 @@ def labelled_reader(
         mask[:1] = False  # nothing predicts the first token
         if not mask.any():
             raise DataError("the answer has no token")
-        return LabelledRow(id=row_id, token_ids=ids, mask=mask, label=_label(row.get(run.label_key), run.label_key))
+        return LabelledRow(id=row_id, token_ids=ids, mask=mask, label=label_of(row.get(run.label_key), run.label_key))
 
     return RowReader(run, tuple(sources), max_length, read, lambda row: None, count_empty(masks))
-
-
-def _label(value: object, key: str) -> bool:
-    if value in (True, False):  # and so 1 and 0
-        return bool(value)
-    raise DataError(f"{key} is {short(value)}, not true or false: whether the answer is good")

@@ -32,7 +32,9 @@ def learns_all(run: SFTConfig) -> bool:
 
 
 def chat_in(row: Row, run: SFTConfig) -> list[Message] | None:
-    """The messages of a row of supervised fine-tuning; None for a row that is not a chat. Raises `DataError`."""
+    """The messages of a row of supervised fine-tuning; None for a row of tokens or of plain text. Raises `DataError`
+    for a row of another form.
+    """
     if row.get(run.messages_key) is not None:
         return messages_of(row[run.messages_key], run.messages_key)
     if row.get("conversations") is not None:
@@ -43,10 +45,19 @@ def chat_in(row: Row, run: SFTConfig) -> list[Message] | None:
         instruction = "\n\n".join(filter(None, (row["instruction"], row.get("input"))))
         return [{"role": "user", "content": instruction}, {"role": "assistant", "content": row["output"]}]
     prompt, completion = row.get("prompt"), row.get("completion")
-    if prompt is None or completion is None or isinstance(prompt, str) or isinstance(completion, str):
+    if prompt is not None and completion is not None:
+        if isinstance(prompt, str) and isinstance(completion, str):
+            return None
+        if isinstance(prompt, str) or isinstance(completion, str):
+            raise DataError("prompt and completion are not both texts, nor both lists of messages")
+        before = [{"weight": 0, **item} for item in messages_of(prompt, "prompt")]
+        return [*before, *messages_of(completion, "completion")]
+    if isinstance(row.get("text"), str) and row["text"]:
         return None
-    before = [{"weight": 0, **item} for item in messages_of(prompt, "prompt")]
-    return [*before, *messages_of(completion, "completion")]
+    raise DataError(
+        f"it has neither {run.messages_key} (messages_key), nor conversations, instruction and output, prompt and "
+        f"completion, text, or input_ids; its columns are {', '.join(map(str, row))}"
+    )
 
 
 class SupervisedForms:
@@ -77,24 +88,15 @@ class SupervisedForms:
     def __call__(self, row: Row) -> tuple[Ids, Weights]:
         """Token ids and the weight of each in the loss, 0 if it is not learned. Raises `DataError`."""
         refuse_media(row)
-        run = self._run
-        chat = chat_in(row, run)
+        chat = chat_in(row, self._run)
         if chat is not None:
             return self._chat(chat, row)
         if row.get("input_ids") is not None:
             ids, mask = tokenized_row(row, len(self._tokenizer))
             return ids, mask.astype(np.float32)
         if row.get("prompt") is not None and row.get("completion") is not None:
-            prompt, completion = row["prompt"], row["completion"]
-            if isinstance(prompt, str) and isinstance(completion, str):
-                return self._text(prompt, completion)
-            raise DataError("prompt and completion are not both texts, nor both lists of messages")
-        if isinstance(row.get("text"), str) and row["text"]:
-            return self._text("", row["text"])
-        raise DataError(
-            f"it has neither {run.messages_key} (messages_key), nor conversations, instruction and output, prompt and "
-            f"completion, text, or input_ids; its columns are {', '.join(map(str, row))}"
-        )
+            return self._text(row["prompt"], row["completion"])
+        return self._text("", row["text"])
 
     def _chat(self, messages: list[Message], row: Row) -> tuple[Ids, Weights]:
         run = self._run
@@ -143,7 +145,7 @@ class PreferenceForms:
         chosen, rejected = (self._tokens(row, key) for key in (run.chosen_key, run.rejected_key))
         if np.array_equal(chosen, rejected):
             raise DataError(f"{run.chosen_key} and {run.rejected_key} are the same")
-        return chosen, rejected, _margin(row.get(run.margin_key), run.margin_key)
+        return chosen, rejected, margin_of(row.get(run.margin_key), run.margin_key)
 
     def _tokens(self, row: Row, key: str) -> Ids:
         run = self._run
@@ -195,7 +197,15 @@ def _role_and_text(message: Message) -> tuple[Any, str]:
     return message.get("role"), str(message.get("content")).strip()
 
 
-def _margin(value: Any, key: str) -> float:
+def label_of(value: object, key: str) -> bool:
+    """Whether a single answer is good. Raises `DataError` for another value."""
+    if value in (True, False):  # and so 1 and 0
+        return bool(value)
+    raise DataError(f"{key} is {short(value)}, not true or false: whether the answer is good")
+
+
+def margin_of(value: Any, key: str) -> float:
+    """By how much the better chat of a pair should score more; 0 if nothing is written. Raises `DataError`."""
     if value is None or value == "":
         return 0.0
     try:

@@ -30,7 +30,7 @@ from skyrl.data.conversations import refuse_media, tools_of, with_system, withou
 from skyrl.data.data_files import FILES
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
 from skyrl.data.ranked_lists import answers_of
-from skyrl.data.row_forms import chat_in, learns_all, preference_chat
+from skyrl.data.row_forms import chat_in, label_of, learns_all, margin_of, preference_chat
 from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, first_row, is_table, iterate_rows
 from skyrl.envs.env import Env, EnvStep, SampledAnswer
 from skyrl.envs.group_rewards import GroupReward
@@ -123,18 +123,24 @@ def prompts_of(run: SkyRLTrainConfig) -> Judge:
 
 
 def supervised_rows_of(run: SupervisedConfig) -> Judge:
-    """Whether a row is a chat with something to learn, or a pair of them. Rows of tokens and of plain text pass."""
+    """Whether a row is a chat with something to learn, a pair of them, or an answer with a label. Rows of tokens and of
+    plain text pass.
+    """
 
     def judge(row: Row, index: int, source: str) -> None:
         row = without_nulls(row) if is_table(source) else row
         try:
             refuse_media(row)
-            if is_preference_run(run) and not run.unpaired:
+            if is_preference_run(run) and run.unpaired:
+                preference_chat(row, run.completion_key, run.prompt_key)
+                label_of(row.get(run.label_key), run.label_key)
+            elif is_preference_run(run):
                 answers_of(row, run)
             elif reads_pairs(run):
-                chats = [preference_chat(row, key, run.prompt_key) for key in run.answer_keys]
-                if len(chats) == 2 and chats[0] == chats[1]:
+                chosen, rejected = (preference_chat(row, key, run.prompt_key) for key in run.answer_keys)
+                if chosen == rejected:
                     raise DataError(f"{' and '.join(run.answer_keys)} are the same")
+                margin_of(row.get(run.margin_key), run.margin_key)
             elif reads_chats(run) and (chat := chat_in(row, run)) is not None:
                 message_weights(chat, all_messages=learns_all(run))
         except DataError as error:

@@ -476,6 +476,9 @@ def asked(**message: object) -> dict[str, object]:
         ({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}, ""),
         ({"instruction": "a", "output": "b"}, ""),
         ({"text": "a"}, ""),
+        ({"input_ids": [1, 2]}, ""),
+        ({"mesages": []}, "row 0: it has neither messages (messages_key), nor conversations, instruction and output,"),
+        ({"prompt": "a", "completion": []}, "row 0: prompt and completion are not both texts, nor both lists"),
     ],
 )
 def test_a_first_chat_of_which_nothing_can_be_learned_is_named(
@@ -495,6 +498,24 @@ def test_a_pair_of_one_answer_is_named_before_a_model_is_loaded(kind: str, nano:
     run: Any = compose([], supervised_run.settings(nano, tmp_path, kind, train_datasets=(source,), batch_size=1)).config
     [problem] = supervised_rows_can_be_used(all_rows=True)(run)
     assert problem.message == f"{source}, row 1: chosen and rejected are the same"
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "q", "completion": "x", "lable": True}, "label is None, not true or false"),
+        ({"prompt": "q", "answer": "x", "label": True}, "it has no completion"),
+        ({"prompt": "q", "completion": "x", "label": True}, ""),
+    ],
+)
+def test_a_single_answer_is_judged_with_its_label(
+    row: dict[str, object], reason: str, nano: Path, tmp_path: Path
+) -> None:
+    source = supervised_run.write(tmp_path / "rows.jsonl", [row, row])
+    settings = supervised_run.settings(nano, tmp_path, "preference", train_datasets=(source,), loss_type="kto")
+    run: Any = compose([], settings | {"batch_size": 2}).config
+    messages = [problem.message for problem in supervised_rows_can_be_used(all_rows=True)(run)]
+    assert [f"{source}, row 0: {reason}" in message for message in messages] == ([True] if reason else [])
 
 
 def test_a_folder_whose_name_holds_a_nul_is_reported(nano: Path, tmp_path: Path) -> None:
@@ -592,6 +613,8 @@ def test_a_run_reads_a_large_file_once_and_still_counts_a_parquet_file(
         ("sft", '{"messages": [{"role": "user", "content": "a"}]}', ", row 32: no message is from the assistant"),
         ("sft", '{"messages": 3}', ", row 32: messages is 3"),
         ("sft", '{"messages": [], "images": ["x"]}', ", row 32: "),
+        ("sft", '{"mesages": []}', ", row 32: it has neither messages (messages_key), nor conversations, instruction"),
+        ("reward_model", '{"prompt": "a", "chosen": "b", "rejected": "c", "margin": "x"}', ", row 32: margin is 'x'"),
         ("reward_model", '{"prompt": "a", "chosen": "b"}', ", row 32: it has no rejected"),
         ("preference", '{"prompt": "a", "chosen": "b"}', ", row 32: it has no rejected"),
         ("reward_model", '{"chosen": "a", "rejected": "b"}', ", row 32: chosen is a text and there is no prompt"),
