@@ -402,8 +402,8 @@ def _judged(run: SkyRLTrainConfig, row: FirstRow, *, call: bool) -> Iterator[Pro
     problems = list(_signature_problems(row, make))
     yield from problems
     if call and not problems and not lacking(asked_by(make), row.extras):
-        yield from _judge_problems(run, row, make)
-        yield from _hidden_tools(run, row, make)
+        at_start = list(_hidden_tools(run, row, make))
+        yield from at_start or _judge_problems(run, row, make)  # judging starts it again
 
 
 def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:

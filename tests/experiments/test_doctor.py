@@ -321,10 +321,13 @@ def test_what_the_template_drops_of_the_first_row_is_named(
 WITH_A_TOOL = """
 from skyrl.envs import Env, EnvStep
 class Adds(Env):
+    def init(self, prompt):
+        self.tool = self.extras["tool"]
+        return super().init(prompt)
     def step(self, action):
         return EnvStep(reward=0.0, done=True)
     def tool_schemas(self):
-        return ({"type": "function", "function": {"name": self.extras["tool"]}},)
+        return ({"type": "function", "function": {"name": self.tool}},)
 """
 
 
@@ -489,6 +492,13 @@ def test_a_first_chat_of_which_nothing_can_be_learned_is_named(
     run: Any = compose([], settings).config
     messages = [problem.message for problem in supervised_rows_can_be_used(all_rows=False)(run)]
     assert [f"{source}, {reason}" in message for message in messages] == ([True] if reason else [])
+
+
+@pytest.mark.parametrize("path", ["trainer.algorithm.policy_loss_type", "trainer.algorithm.advantage_estimator"])
+def test_a_problem_that_two_checks_find_is_told_once(path: str, nano: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("class LeakyClip:\n    pass\n", encoding="utf-8")
+    (problem,) = problems(nano, tmp_path, {path: f"{tmp_path}/own.py:LeekyClip"})
+    assert (problem.path, problem.message) == (path, f"{tmp_path}/own.py has no 'LeekyClip'; did you mean LeakyClip?")
 
 
 @pytest.mark.parametrize("kind", ["preference", "reward_model"])

@@ -366,8 +366,11 @@ def _caller() -> str:
 
 
 def _sort_by_place(problems: Iterable[Problem]) -> list[Problem]:
-    """Sorts problems: files in the order of their lines, then arguments, then values that were never written."""
-    return sorted(problems, key=lambda problem: _sort_key(problem.location))
+    """Sorts problems: files in the order of their lines, then arguments, then values that were never written. Of equal
+    ones, which several checks have found, one is kept.
+    """
+    distinct = {(item.path, item.message, item.hint, item.location): item for item in problems}
+    return sorted(distinct.values(), key=lambda problem: _sort_key(problem.location))
 
 
 def _sort_key(location: str) -> tuple[int, str, int]:
