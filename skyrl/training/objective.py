@@ -252,7 +252,7 @@ def policy_loss(algorithm: AlgorithmConfig, reduction: Reduction | None = None) 
         user_loss: PolicyLoss = PolicyLossRegistry.object(algorithm.policy_loss_type, algorithm.policy_loss)
         signature = peer_signature_of(user_loss, LOSS_SIGNATURES)
         if signature is None:
-            return checked_per_token_loss(user_loss)
+            return checked_per_token_loss(user_loss, algorithm.policy_loss_type)
         weigh = reduction or Reduction(name=algorithm.loss_reduction, max_seq_len=algorithm.max_seq_len)
         return checked_loss(ReducedLoss(function=user_loss, signature=signature, algorithm=algorithm), weigh)
     facts = loss_facts(algorithm)

@@ -244,10 +244,13 @@ def checked_estimator(estimator: PeerEstimator) -> PeerEstimator:
 
 def checked_loss(loss: ReducedLoss, weigh: Callable[[TrainingBatch], Tensor]) -> ReducedLoss:
     """The loss, with its reduction found by calls with a small batch, whole and in parts, whose tokens get the weights
-    `weigh(batch)`. Raises `ConfigError` if it fails, or if its result depends on how a mini-batch is cut.
+    `weigh(batch)`. Raises `ConfigError` if it fails, if it or its gradient is not finite, or if its result depends on
+    how a mini-batch is cut.
     """
     batch = _small_batch()
     batch = batch.with_fields(loss_weights=weigh(batch))
+    inputs = _inputs_of(batch)
+    _refuse_non_finite(loss.algorithm.policy_loss_type, _losses_of(loss, inputs), inputs)
     for candidate in (attrs.evolve(loss, sums=True), attrs.evolve(loss, sums=False)):
         try:
             total = _loss_of(candidate, batch)
@@ -266,16 +269,13 @@ def checked_loss(loss: ReducedLoss, weigh: Callable[[TrainingBatch], Tensor]) ->
     raise ConfigError([Problem(path="trainer.algorithm.policy_loss_type", message=message, hint=hint)])
 
 
-def checked_per_token_loss(loss: PolicyLoss) -> PolicyLoss:
-    """The loss, after a call with a small batch. Raises `ConfigError` if it fails, or gives something else than one
-    number for each token that depends on the log-probabilities.
+def checked_per_token_loss(loss: PolicyLoss, name: str) -> PolicyLoss:
+    """The loss of this name, after a call with a small batch. Raises `ConfigError` if it fails, or gives something else
+    than one finite number for each token that depends on the log-probabilities, or if its gradient is not finite.
     """
     batch = _small_batch()
     inputs = _inputs_of(batch.with_fields(loss_weights=batch.loss_mask.float()))
-    try:
-        losses: object = loss(inputs)
-    except Exception as error:  # the user's code may raise anything
-        raise _refused("policy_loss_type", f"fails with a small batch: {described(error)}") from error
+    losses: object = _losses_of(loss, inputs)
     expected = inputs.logprobs.shape
     if not isinstance(losses, Tensor) or losses.shape != expected:
         message = (
@@ -285,7 +285,35 @@ def checked_per_token_loss(loss: PolicyLoss) -> PolicyLoss:
         raise _refused("policy_loss_type", message)
     if not losses.requires_grad:
         raise _refused("policy_loss_type", "gives numbers without a gradient: they have to depend on inputs.logprobs")
+    _refuse_non_finite(name, losses, inputs)
     return loss
+
+
+def _losses_of(loss: PolicyLoss, inputs: LossInputs) -> Tensor:
+    try:
+        return loss(inputs)
+    except Exception as error:  # the user's code may raise anything
+        raise _refused("policy_loss_type", f"fails with a small batch: {described(error)}") from error
+
+
+def _refuse_non_finite(name: str, losses: Tensor, inputs: LossInputs) -> None:
+    """Raises `ConfigError` for a loss of a small batch that is not finite at every token, or whose gradient is not."""
+    try:
+        (gradient,) = torch.autograd.grad(losses[inputs.mask].sum(), inputs.logprobs, allow_unused=True)
+    except Exception as error:  # the user's backward may raise anything
+        raise _refused("policy_loss_type", f"fails with a small batch: {described(error)}") from error
+    if gradient is None:
+        raise _refused("policy_loss_type", f"{name} has no gradient by inputs.logprobs, on which it has to depend")
+    for what, values in (("the loss", losses), ("the gradient", gradient)):
+        wrong = inputs.mask & ~values.isfinite()
+        if wrong.any():
+            read = (inputs.logprobs, inputs.old_logprobs, inputs.advantages)
+            logprob, old, advantage = (round(tensor[wrong][0].item(), 2) for tensor in read)
+            message = (
+                f"{name} gives {what} {values[wrong][0].item()} for {wrong.sum()} of {inputs.mask.sum()} tokens of a "
+                f"small batch, first for one of log-probability {logprob}, {old} before, and advantage {advantage}"
+            )
+            raise _refused("policy_loss_type", message)
 
 
 def _refused(field: str, message: str) -> ConfigError:

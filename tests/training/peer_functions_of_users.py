@@ -174,6 +174,12 @@ def counts_padding(
     return (-log_probs * advantages).mean(), {"clip_ratio": 0.0}
 
 
+def takes_a_logarithm(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, config: Any, loss_mask: Tensor
+) -> tuple[Tensor, dict[str, float]]:
+    return -(log_probs.log() * advantages * loss_mask).sum(), {"clip_ratio": 0.0}
+
+
 def always_by_answer(
     old_log_prob: Tensor, log_prob: Tensor, advantages: Tensor, response_mask: Tensor
 ) -> tuple[Tensor, dict[str, Any]]:

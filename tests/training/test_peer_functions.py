@@ -130,6 +130,7 @@ REFUSED = {
     "asks_for_entropy": ("token_mean", "asks for entropy: SkyRL's signature has log_probs,"),
     "reduces_nothing": ("token_mean", "gives one number that depends on the log-probabilities, not a tensor (5, 5)"),
     "counts_padding": ("token_mean", "neither a sum over the tokens of its mask nor their token_mean"),
+    "takes_a_logarithm": ("token_mean", "takes_a_logarithm gives the loss nan for 15 of 15 tokens"),
     "always_by_answer": ("token_mean", "nor their token_mean"),
     "skyrl_reinforce": ("sequence_mean", "AssertionError"),
     "verl_vanilla": ("prompt_mean", "AssertionError"),
