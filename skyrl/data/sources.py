@@ -31,6 +31,7 @@ from skyrl.data.harbor_tasks import holds_tasks, read_tasks
 from skyrl.data.hugging_face import read_dataset
 from skyrl.data.reasoning_rows import read_reasoning_rows
 from skyrl.errors import DataError
+from skyrl.tree.syntax_errors import json_line_error
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -400,7 +401,7 @@ def _object(path: str, number: int, line: bytes) -> Row | BadRow:
     try:
         row = json.loads(line)
     except ValueError as error:
-        return BadRow(f"{path}:{number} is not JSON: {error}")
+        return BadRow(f"{path}:{number} is not JSON: {json_line_error(error)}")
     except RecursionError:
         return BadRow(f"{path}:{number} {_TOO_DEEP}")
     if is_too_deep(row):

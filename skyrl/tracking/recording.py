@@ -34,6 +34,7 @@ from skyrl.storage.atomic import atomic_file, write_file
 from skyrl.storage.modes import save_tensors
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree.files import stored_text
+from skyrl.tree.syntax_errors import json_line_error
 
 FOLDER = "recording"
 """Name of the folder in the run folder."""
@@ -228,7 +229,7 @@ def _rows(path: Path) -> Iterator[Any]:
         try:
             yield json.loads(line)
         except ValueError as error:
-            raise DataError(f"{path}, line {number} is not JSON: {error}") from error
+            raise DataError(f"{path}, line {number} is not JSON: {json_line_error(error)}") from error
 
 
 def _group(path: Path, number: int, row: Mapping[str, Any]) -> TrajectoryGroup:

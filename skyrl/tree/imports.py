@@ -29,6 +29,9 @@ from skyrl.tree.python_source import parsed_program
 Followed = Literal["all", "classes", "nothing"]
 """Import paths that are followed: all, those of the key `class`, whose fields a tree consists of, or none."""
 
+_SHOWN = 8
+"""Largest number of names of a module that are listed."""
+
 _followed: ContextVar[Followed] = ContextVar("followed", default="all")
 
 
@@ -64,10 +67,24 @@ def _imported(where: str, attribute: str, error: type[UserError] = UserError) ->
         raise error(_import_failure(where, failure)) from failure
     for item in attribute.split("."):
         if not hasattr(target, item):
-            near = nearest(item, [name for name in dir(target) if not name.startswith("_")])
-            raise error(f"{where} has no {attribute!r}" + (f"; did you mean {near}?" if near else ""))
+            raise error(f"{where} has no {attribute!r}{_suggestion(item, target)}")
         target = getattr(target, item)
     return target
+
+
+def _suggestion(missing: str, target: Any) -> str:
+    """What may be meant instead: a similar name, or any class or function that a module of the user's defines."""
+    if near := nearest(missing, [name for name in dir(target) if not name.startswith("_")]):
+        return f"; did you mean {near}?"
+    if not isinstance(target, ModuleType) or not is_of_user(getattr(target, "__file__", None) or "<"):
+        return ""
+    own = [
+        name
+        for name, value in vars(target).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == target.__name__
+    ]
+    more = f" and {len(own) - _SHOWN} more" if len(own) > _SHOWN else ""
+    return f"; it defines {', '.join(own[:_SHOWN])}{more}" if own else ""
 
 
 def import_class(name: str) -> type[Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from json import JSONDecodeError
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.masking import is_secret_name, masked_text
@@ -26,6 +27,13 @@ def malformed(name: str, language: str, reason: str, *position: int, text: str =
         path=name, message=f"not valid {language}: {reason[:1].lower()}{reason[1:]}", hint=hint, location=location
     )
     return ConfigError([problem], title=UNREADABLE)
+
+
+def json_line_error(error: ValueError) -> str:
+    """Why a line of a file is not JSON, with the column: the number of the line is told by whoever read it."""
+    if not isinstance(error, JSONDecodeError):  # no UTF-8, or a number with thousands of digits
+        return str(error)
+    return f"{error.msg.removesuffix(' at')} at column {min(error.pos, len(error.doc.rstrip())) + 1}"
 
 
 def shown_error(language: str, text: str, line: int, column: int, reason: str) -> str:

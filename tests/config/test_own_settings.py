@@ -208,6 +208,7 @@ def test_a_function_takes_no_settings(losses: str) -> None:
         ("class Mine:\n    def __init__(self, width): ...\n    def __call__(self, inputs): ...\n", "without arguments"),
         ("Mine = 3\n", "is not a class or function"),
         ("Other = 3\n", "has no 'Mine'"),
+        ("class Leaky: ...\ndef clip(inputs): ...\n", "has no 'Mine'; it defines Leaky, clip"),
         ("raise RuntimeError('no luck')\n", "RuntimeError: no luck"),
     ],
 )

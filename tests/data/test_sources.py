@@ -120,8 +120,10 @@ def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="rows.jsonl:2 is not JSON"):
+    with pytest.raises(DataError, match="rows.jsonl:2 is not JSON: Expecting property name .* at column 2;"):
         prompts_of(jsonl(tmp_path, json.dumps({"prompt": CHAT}) + "\n{oops\n"))
+    with pytest.raises(DataError, match="rows.jsonl:1 is not JSON: Expecting ',' delimiter at column 14;"):
+        prompts_of(jsonl(tmp_path, '{"prompt": []\n'))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from attrs import frozen
 
 from skyrl.errors import DataError
+from skyrl.tree.syntax_errors import json_line_error
 
 _WORD = r"(?u)\w+"
 
@@ -89,7 +90,9 @@ def read_corpus(path: Path) -> tuple[Document, ...]:
 def _document(line: str, where: str, default_id: str) -> Document:
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
+        raise DataError(f"{where}: not JSON: {json_line_error(error)}") from error
+    except RecursionError as error:
         raise DataError(f"{where}: not JSON: {error}") from error
     if not isinstance(row, Mapping):
         raise DataError(f"{where}: {line.strip():.80} is not an object with the text 'contents'")
