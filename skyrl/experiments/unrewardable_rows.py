@@ -105,6 +105,17 @@ def name_of(make: MakeEnv, task: str) -> str:
     return f"{defined_at(function)} {getattr(function, '__name__', task)}{signature}".strip()
 
 
+def columns_text(row: Mapping[str, Any]) -> str:
+    """Names of a row's columns, for a message, with the keys of those that are tables: `reward_spec.ground_truth`."""
+    names = [
+        name
+        for column, value in row.items()
+        for name in ([f"{column}.{key}" for key in value] if value and isinstance(value, Mapping) else [column])
+    ]
+    return ", ".join(names[:_SHOWN_COLUMNS]) + (", ..." if len(names) > _SHOWN_COLUMNS else "")
+
+
+_SHOWN_COLUMNS = 20
 _SHOWN = 3
 
 
@@ -118,20 +129,22 @@ def rows_missing_columns(run: SkyRLTrainConfig, field: str, source: str, *, all_
     if skips and not all_rows:
         return
     reasons: dict[int, str] = {}
+    columns_hint = ""
     rows, refuses = 0, unrewardable_reason(run)
     try:
         for index, row in enumerate(iterate_rows(source, columns) if all_rows else islice(iterate_rows(source), 1)):
             rows += 1
             if reason := _reason(run, row, columns, refuses):
+                if isinstance(reason, MissingColumn) and not reasons:
+                    columns_hint = f"row {index} has {columns_text(row)}; {_REMEDY}"
                 reasons[index] = reason
     except (DataError, OSError):  # another check reports it
         return
     if reasons:
-        first = next(iter(reasons.values()))
         yield Problem(
             path=field,
             message=_counted(source, reasons, rows) if all_rows else f"{source}, row 0 {reasons[0]}",
-            hint="; ".join([*([_REMEDY] if isinstance(first, MissingColumn) else []), *([] if skips else [_SKIPS])]),
+            hint="; ".join(filter(None, [columns_hint, "" if skips else _SKIPS])),
             severity="warning" if skips and len(reasons) < rows else "error",
         )
 

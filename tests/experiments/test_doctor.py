@@ -140,11 +140,12 @@ async def awaited(completion, ground_truth, **others):
     return parsed(completion)
 def nothing(completion, **others): return None
 def skips(completion, **others):
-    from skyrl.errors import SkipSample
+    from skyrl.envs import SkipSample
     raise SkipSample("an empty answer")
 async def fine(completion, **others): return 1.0
 def written(completion, **others): return "1.0" if completion else 0.0
 def fails(completion, ground_truth, **others): return 1.0 / (completion != ground_truth)
+def misnames(completion, **row): return row["reward_spce"]
 def unsaid(completion, **others):
     if not completion:
         return 0.0
@@ -161,7 +162,12 @@ def grouped(completions, **columns): return [1.0, 2.0]
         ("nothing", "gave the reward None, which is not a finite number\nreturn one finite number for each answer"),
         ("written", "gave the reward '1.0', which is a text, not a finite number\nreturn one finite number"),
         ("fails", "to row 0 of {rows}, raised ZeroDivisionError: float division by zero ({file}:14, in fails)"),
-        ("fails", "return a reward for every answer, or raise skyrl.errors.SkipSample"),
+        ("fails", "return a reward for every answer, or raise skyrl.envs.SkipSample"),
+        ("scored", "a model may give an empty answer: return a reward for it, or raise skyrl.envs.SkipSample"),
+        (
+            "misnames",
+            "\nrow 0 has data_source, reward_spec.method, reward_spec.ground_truth; did you mean reward_spec?",
+        ),
         ("unsaid", "gave the reward None, which is not a finite number\nreturn one finite number for each answer"),
         ("grouped", "a TRL reward function gives a list with one number for each completion"),
     ],
@@ -217,7 +223,7 @@ def test_a_ground_truth_that_the_reward_asks_for_and_no_row_has_is_named(nano: P
     assert (problem.path, problem.severity) == ("data.train_data", "error")
     assert f"{file}, row 0 has no ground_truth, which" in problem.message
     assert "in_ascii(completion" in problem.message
-    assert "data.answer_column" in problem.hint
+    assert problem.hint.startswith("row 0 has prompt, answer; data.answer_column names")
     assert problems(nano, tmp_path, {"data.train_data": [str(file)], "data.answer_column": "answer"}) == []
 
 
@@ -363,19 +369,24 @@ class Plays(Env):
 
 
 @pytest.mark.parametrize(
-    ("step", "message"),
+    ("step", "message", "hint"),
     [
-        ("EnvStep(reward=1.0, done=True)", ""),
-        ("EnvStep(reward=None, done=True)", "gave the reward None"),
-        ("1.0", "returned 1.0 from step() instead of an EnvStep"),
-        ("EnvStep(reward=self.extras['awnser'], done=True)", "raised KeyError: 'awnser'"),
+        ("EnvStep(reward=1.0, done=True)", "", ""),
+        ("EnvStep(reward=None, done=True)", "gave the reward None", "return one finite number for each answer"),
+        ("1.0", "returned 1.0 from step() instead of an EnvStep, such as EnvStep(reward=1.0, done=True)", ""),
+        ("EnvStep(reward=self.rewrad, done=True)", "has no attribute 'rewrad'", ""),
+        ("EnvStep(reward=self.extras['awnser'], done=True)", "KeyError: 'awnser'", "row 0 has data_source, reward_"),
+        ("EnvStep(reward={'c': 1}.get(action[0], 0), done=True)", "IndexError", "a model may give an empty answer"),
     ],
 )
-def test_an_environment_class_is_played_on_the_first_row(nano: Path, tmp_path: Path, step: str, message: str) -> None:
+def test_an_environment_class_is_played_on_the_first_row(
+    nano: Path, tmp_path: Path, step: str, message: str, hint: str
+) -> None:
     code = tmp_path / "plays.py"
     code.write_text(PLAYS.format(step=step), encoding="utf-8")
     findings = problems(nano, tmp_path, {"environment.env_class": f"{code}:Plays"})
     assert [message in item.message for item in findings] == [True] * bool(message)
+    assert all(item.hint.startswith(hint) and bool(item.hint) == bool(hint) for item in findings)
 
 
 def test_a_template_that_refuses_the_first_row_is_named(nano: Path, tmp_path: Path) -> None:
