@@ -39,6 +39,7 @@ from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.reference_answers import ANSWER_FORMATS
 from skyrl.envs.registry import PAIRWISE, MakeEnv, find_env, find_env_of_row, ignored_columns, ignored_columns_warning
 from skyrl.envs.reward_functions import PlainReward, arguments, ground_truth, lacking, signature_of, trainer_arguments
+from skyrl.envs.tools import ToolEnv
 from skyrl.envs.weighted_rewards import WeightedRewards
 from skyrl.errors import ConfigError, DataError, DroppedPartsError, Problem, RewardError, TaskError
 from skyrl.experiments.model_checks import readable_files
@@ -397,8 +398,7 @@ def _judged(run: SkyRLTrainConfig, row: FirstRow, *, call: bool) -> Iterator[Pro
     problems = list(_signature_problems(row, make))
     yield from problems
     if call and not problems and not lacking(asked_by(make), row.extras):
-        yield from _judge_problems(run, row, make)
-        yield from _hidden_tools(run, row, make)
+        yield from list(_unusable_tools(run, row, make)) or _judge_problems(run, row, make)
 
 
 def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
@@ -435,6 +435,7 @@ def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
 
 _OF_AN_EMPTY_ANSWER = "a model may give an empty answer: return a reward for it, or raise skyrl.envs.SkipSample"
 _OF_ANY_ANSWER = "return a reward for every answer, or raise skyrl.envs.SkipSample"
+_NAME_TOOLS = "tools = (weigh,) in the class, or self.tools = (self.weigh,) in __init__, offers the function weigh"
 _OF_ITS_VALUE = "return one finite number for each answer"
 
 
@@ -482,13 +483,20 @@ def _hint_of(error: EpisodeError, answer: str, row: FirstRow, *, depends: bool, 
     assert isinstance(error.outcome, Failure)
     if error.outcome.kind in ("wrong_type", "not_finite"):
         return _OF_ITS_VALUE
-    match error.__cause__:
-        case KeyError(args=(str(key),)) if key != answer:
-            meant = nearest(key, [*row.extras])
-            return f"row 0 has {columns_text(row.extras)}" + (f"; did you mean {meant}?" if meant else "")
-        case cause if error.outcome.kind == "raised" and (depends or (is_reward and _is_of_text(cause))):
-            return _OF_ANY_ANSWER if answer else _OF_AN_EMPTY_ANSWER
+    cause = error.__cause__
+    if hint := _columns_hint(cause, row, answer):
+        return hint
+    if error.outcome.kind == "raised" and (depends or (is_reward and _is_of_text(cause))):
+        return _OF_ANY_ANSWER if answer else _OF_AN_EMPTY_ANSWER
     return ""
+
+
+def _columns_hint(error: BaseException | None, row: FirstRow, answer: str = "") -> str:
+    """The columns of the row, if the error is that a key other than the answer was not found; else empty."""
+    if not isinstance(error, KeyError) or not isinstance(key := error.args[0], str) or key == answer:
+        return ""
+    meant = nearest(key, [*row.extras])
+    return f"row 0 has {columns_text(row.extras)}" + (f"; did you mean {meant}?" if meant else "")
 
 
 def _is_of_text(error: BaseException | None) -> bool:
@@ -497,9 +505,9 @@ def _is_of_text(error: BaseException | None) -> bool:
     return finds_nothing or isinstance(error, ValueError | IndexError | ArithmeticError)
 
 
-def _hidden_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
-    """The environment starts, and the chat template shows its tools. One without tools is not started, and none that
-    waits for a service.
+def _unusable_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
+    """The environment starts, a `ToolEnv` has tools, and the chat template shows them. An environment that never has
+    tools is not started, and none that waits for a service.
     """
     if not (isinstance(make, type) and issubclass(make, Env)) or make.tool_schemas is Env.tool_schemas:
         return
@@ -520,11 +528,15 @@ def _hidden_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterat
     try:
         with event_loop() as run_until_done:
             tools, _ = run_until_done(calls(who, offered))
+        if not tools and issubclass(make, ToolEnv):
+            message = f"{row.env_class} has no tools for row 0 of {row.source}"
+            yield Problem(path="environment.env_class", message=message, hint=_NAME_TOOLS)
         if files is not None:
             _prompt_text(run, files, row, checked=True, tools=tools)
     except EpisodeError as error:
         if isinstance(error.outcome, Failure):
-            yield Problem(path="environment.env_class", message=error.outcome.reason)
+            hint = _columns_hint(error.__cause__, row)
+            yield Problem(path="environment.env_class", message=error.outcome.reason, hint=hint)
     except DroppedPartsError as error:
         yield Problem(path="environment.env_class", message=f"{row.source}, row 0: {error}", hint=DESCRIBE_TOOLS)
     except (ConfigError, DataError):  # another check reports them

@@ -135,7 +135,7 @@ def rows_missing_columns(run: SkyRLTrainConfig, field: str, source: str, *, all_
         for index, row in enumerate(iterate_rows(source, columns) if all_rows else islice(iterate_rows(source), 1)):
             rows += 1
             if reason := _reason(run, row, columns, refuses):
-                if isinstance(reason, MissingColumn) and not reasons:
+                if isinstance(reason, MissingColumn) and not reasons and not isinstance(row, BadRow):
                     columns_hint = f"row {index} has {columns_text(row)}; {_REMEDY}"
                 reasons[index] = reason
     except (DataError, OSError):  # another check reports it

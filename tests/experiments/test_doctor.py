@@ -389,6 +389,14 @@ def test_an_environment_class_is_played_on_the_first_row(
     assert all(item.hint.startswith(hint) and bool(item.hint) == bool(hint) for item in findings)
 
 
+def test_an_environment_without_tools_to_call_is_named(nano: Path, tmp_path: Path) -> None:
+    code = tmp_path / "scales.py"
+    code.write_text("from skyrl.envs.tools import ToolEnv\nclass Scales(ToolEnv):\n    def judge(self, answer): ...\n")
+    (problem,) = problems(nano, tmp_path, {"environment.env_class": f"{code}:Scales"})
+    assert problem.message == f"{code}:Scales has no tools for row 0 of {nano / 'train.jsonl'}"
+    assert problem.hint.startswith("tools = (weigh,) in the class")
+
+
 def test_a_template_that_refuses_the_first_row_is_named(nano: Path, tmp_path: Path) -> None:
     file = tmp_path / "strict.jinja"
     file.write_text("{% if messages[0].role == 'user' %}{{ raise_exception('no system message') }}{% endif %}")
