@@ -246,6 +246,16 @@ def test_doctor_counts_the_rows_that_lack_what_the_reward_asks_for(nano: Path, t
     assert problems(nano, tmp_path, changes, run=True) == []  # the run reads them all, and says so then
 
 
+def test_a_file_of_texts_and_numbers_as_ground_truths_is_named(nano: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    rows = [{"prompt": [{"role": "user", "content": "a"}], "reward_spec": {"ground_truth": truth}} for truth in "ab"]
+    rows[1]["reward_spec"] = {"ground_truth": 18}
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows * 2), encoding="utf-8")
+    (problem,) = problems(nano, tmp_path, {"data.train_data": [str(file)]})
+    assert (problem.path, problem.severity) == ("data.train_data", "warning")
+    assert problem.message == f"the ground truths of {file} are texts and numbers, such as 'a' (row 0) and 18 (row 1)"
+
+
 ASKING = """\
 def optional(completion, ground_truth=None, **others): return 1.0
 def others_alone(completion, **others): return 1.0
