@@ -89,7 +89,7 @@ class Tool:
         Raises `TaskError` for a function whose annotations or docstring are incomplete, and for a method without its
         object.
         """
-        if not inspect.isroutine(function):
+        if not callable(function) or not hasattr(function, "__name__"):
             raise TaskError(f"a tool is a function or a Tool(name=..., run=...), not {function!r:.80}")
         if _is_without_object(function):
             name = function.__name__
@@ -184,10 +184,10 @@ class ToolEnv(Env):
         return message | {"content": text}
 
     def _result(self, call: Call) -> str:
-        offered = {tool.name: tool for tool in self._offered()}
-        tool = offered.get(call.name)
+        offered = tuple(self._offered())
+        tool = next((item for item in offered if item.name == call.name), None)
         refusal = call.unreadable or (
-            f"there is no tool {call.name!r:.80}; there are {', '.join(offered)}"
+            f"there is no tool {call.name!r:.80}; there are {', '.join(entry.name for entry in offered)}"
             if tool is None
             else tool.refusal(call.arguments)
         )

@@ -69,7 +69,8 @@ class ConstantRewards:
             self._why_missing = missing[0].skipped or missing[0].failures[-1].reason
         self._seen.update(rewards)
         self._rewards += len(rewards)
-        self._kinds_of_truths.update(type(truth) for row in kept for truth in ground_truths(row.prompt.extras).values())
+        truths = [truth for group in kept for truth in ground_truths(group.prompt.extras).values()]
+        self._kinds_of_truths.update(map(type, truths))
         self._reasons.update(row.stop_reason for group in kept for row in group.trajectories)
         self._counted += 1
         if self._counted == self._steps and len(self._seen) == 1:
