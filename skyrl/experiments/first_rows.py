@@ -470,7 +470,7 @@ def _judge_problems(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iter
 
 
 def _refused_answer(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv, answer: str) -> EpisodeError | None:
-    """What is raised when the answer is judged; None if it has rewards."""
+    """Error of judging the answer; None if it has rewards."""
     named = f"the answer {answer[:40]!r}" if answer else "an empty answer"
     subject = f"{row.env_class}, judging {named} to row 0 of {row.source},"
     calls = EnvCalls(1, run.environment.skyrl_gym.step_timeout_seconds)
@@ -509,7 +509,7 @@ def _columns_hint(error: BaseException | None, row: FirstRow, answer: str = "") 
 
 def _is_of_text(error: BaseException | None) -> bool:
     """Whether code raises this when a text is not of the form that it expects."""
-    finds_nothing = isinstance(error, AttributeError | TypeError) and "'NoneType' object" in str(error)
+    finds_nothing = isinstance(error, AttributeError) and bool(error.name) and error.obj is None
     return finds_nothing or isinstance(error, ValueError | IndexError | ArithmeticError)
 
 

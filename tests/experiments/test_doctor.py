@@ -145,6 +145,7 @@ def skips(completion, **others):
 async def fine(completion, **others): return 1.0
 def written(completion, **others): return "1.0" if completion else 0.0
 def fails(completion, ground_truth, **others): return 1.0 / (completion != ground_truth)
+def boxed(completion, **others): return float(__import__("re").search("<a>(.*)</a>", completion).group(1))
 def misnames(completion, **row): return row["reward_spce"]
 def unsaid(completion, **others):
     if not completion:
