@@ -114,7 +114,8 @@ def message_weights(messages: Sequence[Message], *, all_messages: bool = False) 
     """Index of every learned message -> its weight. Raises `DataError` if there is none."""
     answers = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
     if not answers:
-        raise DataError("no message is from the assistant, so there is nothing to train on")
+        roles = ", ".join(dict.fromkeys(f"{message.get('role')}" for message in messages))
+        raise DataError(f"no message is from the assistant (roles: {roles:.100}), so there is nothing to train on")
     usual = answers if all_messages else answers[-1:]
     weights = {index: _weight(messages[index], index in usual) for index in answers}
     if not any(weights.values()):

@@ -1,10 +1,10 @@
 """Environments in which the policy calls tools through the chat template.
 
 The chat template describes the tools to the policy (`tools=`), the policy writes calls, and each call is answered with
-a message of the role `tool`. A turn without a call is the final answer.
+a message of the role `tool`. A turn without a call is the final answer. A tool is a function, or a `Tool`.
 
     class Sums(ToolEnv):
-        tools = (Tool.from_function(add), Tool.from_function(multiply))
+        tools = (add, multiply)
 
         def judge(self, answer: str) -> EnvStep:
             return EnvStep(reward=float(answer.strip() == self.extras["reward_spec"]["ground_truth"]), done=True)
@@ -16,10 +16,11 @@ or an error of skyrl), that is a failure of the environment instead, without a r
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,7 +33,7 @@ from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.envs.http_json import ServiceError
 from skyrl.envs.texts import tokenizable
 from skyrl.errors import SkyRLError, TaskError
-from skyrl.tree.frames import raised_at
+from skyrl.tree.frames import described, raised_at
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator  # a run without tools starts without it
@@ -85,8 +86,14 @@ class Tool:
         """Make a tool from a function with annotations and a docstring in Google's style, whose `Args:` describe each
         parameter.
 
-        Raises `TaskError` for a function whose annotations or docstring are incomplete.
+        Raises `TaskError` for a function whose annotations or docstring are incomplete, and for a method without its
+        object.
         """
+        if not callable(function) or not hasattr(function, "__name__"):
+            raise TaskError(f"a tool is a function or a Tool(name=..., run=...), not {function!r:.80}")
+        if _is_without_object(function):
+            name = function.__name__
+            raise TaskError(f"the tool {name} is a method: set self.tools = (self.{name},) in __init__")
         from transformers.utils import chat_template_utils as chat
 
         try:
@@ -119,8 +126,9 @@ class Tool:
 class ToolEnv(Env):
     """Subclass it, name its `tools`, and write `judge`. Its metrics count calls and failed calls."""
 
-    tools: Sequence[Tool] = ()
-    """Tools of the environment; may also be set in `__init__`, for tools of a single episode."""
+    tools: Sequence[Tool | Callable[..., Any]] = ()
+    """Tools of the environment, where a function stands for `Tool.from_function` of it; may also be set in `__init__`,
+    for tools of a single episode."""
 
     shown_characters = SHOWN_CHARACTERS
     """Largest number of characters of a call's result that are shown."""
@@ -131,6 +139,7 @@ class ToolEnv(Env):
     def __init__(self, extras: Mapping[str, Any]) -> None:
         super().__init__(extras)
         self._counts = dict.fromkeys(("tool_calls", "malformed_calls", "tool_errors", "tool_timeouts"), 0.0)
+        self._made: dict[Callable[..., Any], Tool] = {}
 
     def judge(self, answer: str) -> EnvStep:
         """The reward of a turn without a call. The episode may still continue with another turn."""
@@ -146,10 +155,24 @@ class ToolEnv(Env):
         return EnvStep(reward=0.0, done=False, observations=tuple(self._tool_message(call) for call in calls))
 
     def tool_schemas(self) -> tuple[Mapping[str, Any], ...]:
-        return tuple(tool.schema for tool in self.tools)
+        return tuple(tool.schema for tool in self._offered())
 
     def get_metrics(self) -> dict[str, float]:
         return dict(self._counts)
+
+    def _offered(self) -> Iterator[Tool]:
+        """The tools. Raises `TaskError` for what is none."""
+        named: object = self.tools
+        if not isinstance(named, Iterable):
+            kind = type(named).__name__
+            raise TaskError(f"{type(self).__name__}.tools is a {kind}, not a tuple: write (tool,) in place of tool")
+        for item in named:
+            yield item if isinstance(item, Tool) else self._tool_of(item)
+
+    def _tool_of(self, function: Callable[..., Any]) -> Tool:
+        if not inspect.isroutine(function) or function not in self._made:
+            self._made[function] = Tool.from_function(function)
+        return self._made[function]
 
     def _tool_message(self, call: Call) -> Message:
         self._counts["tool_calls"] += 1
@@ -161,9 +184,10 @@ class ToolEnv(Env):
         return message | {"content": text}
 
     def _result(self, call: Call) -> str:
-        tool = next((item for item in self.tools if item.name == call.name), None)
+        offered = tuple(self._offered())
+        tool = next((item for item in offered if item.name == call.name), None)
         refusal = call.unreadable or (
-            f"there is no tool {call.name!r:.80}; there are {', '.join(entry.name for entry in self.tools)}"
+            f"there is no tool {call.name!r:.80}; there are {', '.join(entry.name for entry in offered)}"
             if tool is None
             else tool.refusal(call.arguments)
         )
@@ -182,7 +206,7 @@ class ToolEnv(Env):
             return f"Error: {error}"
         if error is not None:
             self._counts["tool_errors"] += 1
-            _report_once(tool.name, raised_at(error), type(error).__name__)
+            _report_once(tool.name, error)
             return f"Error: {type(error).__name__}: {error}"
         return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
@@ -201,12 +225,21 @@ def _validator(schema: str) -> Draft202012Validator:
     return Draft202012Validator(parameters)
 
 
-@cache
-def _report_once(tool: str, location: str, kind: str) -> None:
+_REPORTED: set[tuple[str, str, str]] = set()
+"""Tool, place and kind of each exception that was logged."""
+
+
+def _report_once(tool: str, error: BaseException) -> None:
     """Log, once for each tool, place and kind, an exception that the policy sees as the result of its call."""
-    _log.warning(
-        "the tool %s raised %s%s: the answer to the call says so", tool, kind, f" ({location})" if location else ""
-    )
+    kind = (tool, raised_at(error), type(error).__name__)
+    if kind not in _REPORTED:
+        _REPORTED.add(kind)
+        _log.warning("the tool %s raised %s: the answer to the call says so", tool, described(error))
+
+
+def _is_without_object(function: Callable[..., Any]) -> bool:
+    """Whether a function is a method of a class, of which no object is known."""
+    return inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), "") == "self"
 
 
 def _run(tool: Tool, arguments: Mapping[str, Any]) -> tuple[Any, BaseException | None] | None:

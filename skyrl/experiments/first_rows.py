@@ -39,16 +39,24 @@ from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.reference_answers import ANSWER_FORMATS
 from skyrl.envs.registry import PAIRWISE, MakeEnv, find_env, find_env_of_row, ignored_columns, ignored_columns_warning
 from skyrl.envs.reward_functions import PlainReward, arguments, ground_truth, lacking, signature_of, trainer_arguments
+from skyrl.envs.tools import ToolEnv
 from skyrl.envs.weighted_rewards import WeightedRewards
-from skyrl.errors import ConfigError, DataError, DroppedPartsError, Problem, TaskError
+from skyrl.errors import ConfigError, DataError, DroppedPartsError, Problem, RewardError, TaskError
 from skyrl.experiments.model_checks import readable_files
-from skyrl.experiments.unrewardable_rows import asked_by, name_of, rows_missing_columns
+from skyrl.experiments.unrewardable_rows import (
+    asked_by,
+    columns_text,
+    mixed_ground_truths,
+    name_of,
+    rows_missing_columns,
+)
 from skyrl.models.files.chat_templates import configured_template
 from skyrl.models.files.facts import ModelFiles
 from skyrl.models.files.template_text import TemplateRefusal, render_template
 from skyrl.processes.event_loop import event_loop
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
 from skyrl.trajectory import Failure
+from skyrl.tree.names import nearest
 from skyrl.tree.rules import Check
 
 QUICK_BYTES = 32 * 2**20
@@ -210,6 +218,8 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
                 counts.append(counted)
             yield from _written_by_the_template(run, row)
             yield from rows_missing_columns(run, field, source, all_rows=judge)
+            if judge:
+                yield from mixed_ground_truths(run, field, source)
             if row.env_class not in judged:
                 judged.add(row.env_class)
                 yield from _judged(run, row, call=judge)
@@ -402,7 +412,7 @@ def _judged(run: SkyRLTrainConfig, row: FirstRow, *, call: bool) -> Iterator[Pro
     problems = list(_signature_problems(row, make))
     yield from problems
     if call and not problems and not lacking(asked_by(make), row.extras):
-        at_start = list(_hidden_tools(run, row, make))
+        at_start = list(_unusable_tools(run, row, make))
         yield from at_start or _judge_problems(run, row, make)  # judging starts it again
 
 
@@ -438,8 +448,9 @@ def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
         yield Problem(path="environment.env_class", message=message, hint=f"it is called with {argument_list}")
 
 
-_OF_AN_EMPTY_ANSWER = "a model may give an empty answer: return a reward for it, or raise skyrl.errors.SkipSample"
-_OF_ANY_ANSWER = "return a reward for every answer, or raise skyrl.errors.SkipSample"
+_OF_AN_EMPTY_ANSWER = "a model may give an empty answer: return a reward for it, or raise skyrl.envs.SkipSample"
+_OF_ANY_ANSWER = "return a reward for every answer, or raise skyrl.envs.SkipSample"
+_NAME_TOOLS = "tools = (weigh,) in the class, or self.tools = (self.weigh,) in __init__, offers the function weigh"
 _OF_ITS_VALUE = "return one finite number for each answer"
 
 
@@ -452,27 +463,66 @@ def _judge_problems(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iter
         return
     truth = ground_truth(row.extras)
     spoken = str(truth) if isinstance(truth, str | int | float) and truth != "" else "1"
-    for answer, named, hint in (
-        ("", "an empty answer", _OF_AN_EMPTY_ANSWER),
-        (spoken, f"the answer {spoken[:40]!r}", ""),
-    ):
-        subject = f"{row.env_class}, judging {named} to row 0 of {row.source},"
-        calls = EnvCalls(1, run.environment.skyrl_gym.step_timeout_seconds)
-        try:
-            with event_loop() as run_until_done:
-                rewards, _ = run_until_done(calls(subject, _judgement(make, row, answer)))
-            for reward in rewards:
-                number(reward, f"{subject} gave the reward")
-        except EpisodeError as error:
-            if isinstance(error.outcome, Failure):
-                hint = _OF_ITS_VALUE if error.outcome.kind in ("wrong_type", "not_finite") else hint or _OF_ANY_ANSWER
-                yield Problem(path="environment.env_class", message=error.outcome.reason, hint=hint)
-                return
+    failures: dict[str, EpisodeError] = {}
+    for answer in ("", spoken):
+        error = _refused_answer(run, row, make, answer)
+        if error is not None and isinstance(error.outcome, Failure):
+            failures[answer] = error
+            if error.outcome.kind != "raised":  # the other answer does not explain it, and may take as long
+                break
+    if failures:
+        answer, error = next(iter(failures.items()))
+        hint = _hint_of(error, answer, row, depends=len(failures) == 1, is_reward=_is_reward(make))
+        yield Problem(path="environment.env_class", message=str(error), hint=hint)
 
 
-def _hidden_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
-    """The environment starts, and the chat template shows its tools. One without tools is not started, and none that
-    waits for a service.
+def _refused_answer(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv, answer: str) -> EpisodeError | None:
+    """Error of judging the answer; None if it has rewards."""
+    named = f"the answer {answer[:40]!r}" if answer else "an empty answer"
+    subject = f"{row.env_class}, judging {named} to row 0 of {row.source},"
+    calls = EnvCalls(1, run.environment.skyrl_gym.step_timeout_seconds)
+    try:
+        with event_loop() as run_until_done:
+            rewards, _ = run_until_done(calls(subject, _judgement(make, row, answer)))
+        for reward in rewards:
+            number(reward, f"{subject} gave the reward")
+    except EpisodeError as error:
+        return error
+    return None
+
+
+def _hint_of(error: EpisodeError, answer: str, row: FirstRow, *, depends: bool, is_reward: bool) -> str:
+    """Remedy for an answer that cannot be judged. `depends` says that the other answer can be; empty if the message
+    says all that is known.
+    """
+    assert isinstance(error.outcome, Failure)
+    if error.outcome.kind in ("wrong_type", "not_finite"):
+        return _OF_ITS_VALUE
+    cause = error.__cause__
+    if hint := _columns_hint(cause, row, answer):
+        return hint
+    if error.outcome.kind == "raised" and (depends or (is_reward and _is_of_text(cause))):
+        return _OF_ANY_ANSWER if answer else _OF_AN_EMPTY_ANSWER
+    return ""
+
+
+def _columns_hint(error: BaseException | None, row: FirstRow, answer: str = "") -> str:
+    """The columns of the row, if the error is that a key other than the answer was not found; else empty."""
+    if not isinstance(error, KeyError) or not isinstance(key := error.args[0], str) or key == answer:
+        return ""
+    meant = nearest(key, [*row.extras])
+    return f"row 0 has {columns_text(row.extras)}" + (f"; did you mean {meant}?" if meant else "")
+
+
+def _is_of_text(error: BaseException | None) -> bool:
+    """Whether code raises this when a text is not of the form that it expects."""
+    finds_nothing = isinstance(error, AttributeError) and bool(error.name) and error.obj is None
+    return finds_nothing or isinstance(error, ValueError | IndexError | ArithmeticError)
+
+
+def _unusable_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
+    """The environment starts, a `ToolEnv` has tools, and the chat template shows them. An environment that never has
+    tools is not started, and none that waits for a service.
     """
     if not (isinstance(make, type) and issubclass(make, Env)) or make.tool_schemas is Env.tool_schemas:
         return
@@ -493,11 +543,15 @@ def _hidden_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterat
     try:
         with event_loop() as run_until_done:
             tools, _ = run_until_done(calls(who, offered))
+        if not tools and issubclass(make, ToolEnv):
+            message = f"{row.env_class} has no tools for row 0 of {row.source}"
+            yield Problem(path="environment.env_class", message=message, hint=_NAME_TOOLS)
         if files is not None:
             _prompt_text(run, files, row, checked=True, tools=tools)
     except EpisodeError as error:
         if isinstance(error.outcome, Failure):
-            yield Problem(path="environment.env_class", message=error.outcome.reason)
+            hint = _columns_hint(error.__cause__, row)
+            yield Problem(path="environment.env_class", message=error.outcome.reason, hint=hint)
     except DroppedPartsError as error:
         yield Problem(path="environment.env_class", message=f"{row.source}, row 0: {error}", hint=DESCRIBE_TOOLS)
     except (ConfigError, DataError):  # another check reports them
@@ -540,7 +594,9 @@ def _judgement(make: MakeEnv, row: FirstRow, answer: str) -> Callable[[], Sequen
             env.init(messages)
             step: object = env.step(answer)
             if not isinstance(step, EnvStep):
-                raise TypeError(f"returned {step!r:.200} from step() instead of an EnvStep")
+                raise RewardError(
+                    f"returned {step!r:.200} from step() instead of an EnvStep, such as EnvStep(reward=1.0, done=True)"
+                )
             return [step.reward]
         finally:
             env.close()

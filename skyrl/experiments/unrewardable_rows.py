@@ -7,7 +7,7 @@ A reward function needs values for the parameters that have no default. Without 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -105,6 +105,17 @@ def name_of(make: MakeEnv, task: str) -> str:
     return f"{defined_at(function)} {getattr(function, '__name__', task)}{signature}".strip()
 
 
+def columns_text(row: Mapping[str, Any]) -> str:
+    """Names of a row's columns, for a message, with the keys of those that are tables: `reward_spec.ground_truth`."""
+    names = [
+        name
+        for column, value in row.items()
+        for name in ([f"{column}.{key}" for key in value] if value and isinstance(value, Mapping) else [column])
+    ]
+    return ", ".join(names[:_SHOWN_COLUMNS]) + (", ..." if len(names) > _SHOWN_COLUMNS else "")
+
+
+_SHOWN_COLUMNS = 20
 _SHOWN = 3
 
 
@@ -118,22 +129,52 @@ def rows_missing_columns(run: SkyRLTrainConfig, field: str, source: str, *, all_
     if skips and not all_rows:
         return
     reasons: dict[int, str] = {}
+    columns_hint = ""
     rows, refuses = 0, unrewardable_reason(run)
     try:
         for index, row in enumerate(iterate_rows(source, columns) if all_rows else islice(iterate_rows(source), 1)):
             rows += 1
             if reason := _reason(run, row, columns, refuses):
+                if isinstance(reason, MissingColumn) and not reasons and not isinstance(row, BadRow):
+                    columns_hint = f"row {index} has {columns_text(row)}; {_REMEDY}"
                 reasons[index] = reason
     except (DataError, OSError):  # another check reports it
         return
     if reasons:
-        first = next(iter(reasons.values()))
         yield Problem(
             path=field,
             message=_counted(source, reasons, rows) if all_rows else f"{source}, row 0 {reasons[0]}",
-            hint="; ".join([*([_REMEDY] if isinstance(first, MissingColumn) else []), *([] if skips else [_SKIPS])]),
+            hint="; ".join(filter(None, [columns_hint, "" if skips else _SKIPS])),
             severity="warning" if skips and len(reasons) < rows else "error",
         )
+
+
+def mixed_ground_truths(run: SkyRLTrainConfig, field: str, source: str) -> Iterator[Problem]:
+    """Warning about a file in which some ground truths are texts and others numbers: few reward functions take both."""
+    columns = Columns(prompt=run.data.prompt_column, answer=run.data.answer_column)
+    first: dict[str, tuple[int, Any]] = {}
+    try:
+        for index, row in enumerate(iterate_rows(source, columns)):
+            for truth in _ground_truths_of(row, columns):
+                kind = "text" if isinstance(truth, str) else "number" if isinstance(truth, int | float) else ""
+                first.setdefault(kind, (index, truth))
+    except (DataError, OSError):  # another check reports it
+        return
+    if {"text", "number"} <= first.keys():
+        named = " and ".join(f"{first[kind][1]!r:.60} (row {first[kind][0]})" for kind in ("text", "number"))
+        message = f"the ground truths of {source} are texts and numbers, such as {named}"
+        hint = "make them all texts, or compare str(ground_truth)"
+        yield Problem(path=field, message=message, hint=hint, severity="warning")
+
+
+def _ground_truths_of(row: Row | BadRow, columns: Columns) -> Iterable[Any]:
+    """The ground truths of a row; none for a bad one, which another check reports."""
+    if isinstance(row, BadRow):
+        return ()
+    try:
+        return ground_truths(extras_of(answered(row, 0, "", columns), columns)).values()
+    except DataError:
+        return ()
 
 
 _REMEDY = "data.answer_column names the column of the ground truth; a parameter with a default needs no column"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from skyrl.config import GeneratorConfig
 from skyrl.config.settings.environment import AgentConfig
+from skyrl.envs.rows import ground_truths
 from skyrl.planning.layout import counted
 from skyrl.trajectory import TrajectoryGroup
 
@@ -54,6 +55,7 @@ class ConstantRewards:
         self._reasons: Counter[str] = Counter()
         self._rewards = self._counted = self._missing = 0
         self._why_missing = ""
+        self._kinds_of_truths: set[type] = set()
 
     def count(self, groups: Sequence[TrajectoryGroup], version: int) -> None:
         """Take the groups of one more step into account; `version` is that of the weights."""
@@ -67,6 +69,8 @@ class ConstantRewards:
             self._why_missing = missing[0].skipped or missing[0].failures[-1].reason
         self._seen.update(rewards)
         self._rewards += len(rewards)
+        truths = [truth for group in kept for truth in ground_truths(group.prompt.extras).values()]
+        self._kinds_of_truths.update(map(type, truths))
         self._reasons.update(row.stop_reason for group in kept for row in group.trajectories)
         self._counted += 1
         if self._counted == self._steps and len(self._seen) == 1:
@@ -85,8 +89,12 @@ class ConstantRewards:
         (reward,), steps = self._seen, self._steps_text
         endings = self._endings(self._reasons)
         cut = f" ({endings})" if endings else ""
+        numbers = ""
+        if self._kinds_of_truths and self._kinds_of_truths <= {int, float}:
+            kinds = " and ".join(sorted(kind.__name__ for kind in self._kinds_of_truths))
+            numbers = f". The ground truths are numbers ({kinds}), which equal no text: compare str(ground_truth)"
         return (
             f"warning: all {self._rewards} rewards of {steps} are {reward:g}{cut}: nothing is learned from equal "
             f"rewards. Read some answers in {self._samples}; see whether the reward compares them with a ground truth "
-            "that the data have (`skyrl doctor`), and whether the prompts are neither too hard nor too easy"
+            "that the data have (`skyrl doctor`), and whether the prompts are neither too hard nor too easy" + numbers
         )

@@ -31,10 +31,20 @@ def add(a: int, b: int = 1) -> int:
 
 
 class Sums(ToolEnv):
-    tools = (Tool.from_function(add),)
+    tools: tuple[Any, ...] = (add,)
 
     def judge(self, answer: str) -> EnvStep:
         return EnvStep(reward=float(answer == "4"), done=True)
+
+
+class Scales(Sums):
+    def weigh(self, item: str) -> int:
+        """Weigh something.
+
+        Args:
+            item: what lies on the scales
+        """
+        return len(item)
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -90,7 +100,7 @@ def test_what_a_tool_raises_is_told_and_counted_and_its_author_reads_the_line_on
     env = with_tool(lambda: 1 / 0)
     assert told(env, call("t") + call("t")) == ["Error: ZeroDivisionError: division by zero"] * 2
     (record,) = caplog.records
-    assert "the tool t raised ZeroDivisionError" in record.getMessage()
+    assert "the tool t raised ZeroDivisionError: division by zero (" in record.getMessage()
     assert "test_tools.py:" in record.getMessage()
     assert env.get_metrics()["tool_errors"] == 2
 
@@ -141,6 +151,31 @@ def test_a_model_that_writes_calls_in_another_form_brings_its_parser() -> None:
 def test_parameters_that_are_no_schema_are_refused() -> None:
     with pytest.raises(TaskError, match="tool t: its parameters are not a JSON schema"):
         Tool(name="t", description="", parameters={"type": "objekt"}, run=print)
+
+
+def test_functions_and_methods_may_stand_beside_tools() -> None:
+    env = Scales({})
+    env.tools = (env.weigh, Tool.from_function(add))
+    assert [schema["function"]["name"] for schema in env.tool_schemas()] == ["weigh", "add"]
+    assert told(env, call("weigh", item="fig") + call("add", a=1)) == ["3", "2"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        (Tool.from_function(add), r"Scales.tools is a Tool, not a tuple: write \(tool,\) in place of tool"),
+        (add, "Scales.tools is a function, not a tuple"),
+        (None, "Scales.tools is a NoneType, not a tuple"),
+        (("add",), r"a tool is a function or a Tool\(name=..., run=...\), not 'add'"),
+        (({"name": "add"},), r"a tool is a function or a Tool\(name=..., run=...\), not {'name': 'add'}"),
+        ((Scales.weigh,), r"the tool weigh is a method: set self.tools = \(self.weigh,\) in __init__"),
+    ],
+)
+def test_what_is_no_tool_is_refused_with_what_to_write(tools: Any, message: str) -> None:
+    env = Scales({})
+    env.tools = tools
+    with pytest.raises(TaskError, match=message):
+        env.tool_schemas()
 
 
 def test_a_function_that_says_too_little_is_no_tool() -> None:

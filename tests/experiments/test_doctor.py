@@ -140,11 +140,13 @@ async def awaited(completion, ground_truth, **others):
     return parsed(completion)
 def nothing(completion, **others): return None
 def skips(completion, **others):
-    from skyrl.errors import SkipSample
+    from skyrl.envs import SkipSample
     raise SkipSample("an empty answer")
 async def fine(completion, **others): return 1.0
 def written(completion, **others): return "1.0" if completion else 0.0
 def fails(completion, ground_truth, **others): return 1.0 / (completion != ground_truth)
+def boxed(completion, **others): return float(__import__("re").search("<a>(.*)</a>", completion).group(1))
+def misnames(completion, **row): return row["reward_spce"]
 def unsaid(completion, **others):
     if not completion:
         return 0.0
@@ -161,7 +163,12 @@ def grouped(completions, **columns): return [1.0, 2.0]
         ("nothing", "gave the reward None, which is not a finite number\nreturn one finite number for each answer"),
         ("written", "gave the reward '1.0', which is a text, not a finite number\nreturn one finite number"),
         ("fails", "to row 0 of {rows}, raised ZeroDivisionError: float division by zero ({file}:14, in fails)"),
-        ("fails", "return a reward for every answer, or raise skyrl.errors.SkipSample"),
+        ("fails", "return a reward for every answer, or raise skyrl.envs.SkipSample"),
+        ("scored", "a model may give an empty answer: return a reward for it, or raise skyrl.envs.SkipSample"),
+        (
+            "misnames",
+            "\nrow 0 has data_source, reward_spec.method, reward_spec.ground_truth; did you mean reward_spec?",
+        ),
         ("unsaid", "gave the reward None, which is not a finite number\nreturn one finite number for each answer"),
         ("grouped", "a TRL reward function gives a list with one number for each completion"),
     ],
@@ -217,7 +224,7 @@ def test_a_ground_truth_that_the_reward_asks_for_and_no_row_has_is_named(nano: P
     assert (problem.path, problem.severity) == ("data.train_data", "error")
     assert f"{file}, row 0 has no ground_truth, which" in problem.message
     assert "in_ascii(completion" in problem.message
-    assert "data.answer_column" in problem.hint
+    assert problem.hint.startswith("row 0 has prompt, answer; data.answer_column names")
     assert problems(nano, tmp_path, {"data.train_data": [str(file)], "data.answer_column": "answer"}) == []
 
 
@@ -238,6 +245,16 @@ def test_doctor_counts_the_rows_that_lack_what_the_reward_asks_for(nano: Path, t
     (skipped,) = problems(nano, tmp_path, changes | {"data.bad_rows": "skip"})
     assert (skipped.severity, skipped.message) == ("warning", problem.message)
     assert problems(nano, tmp_path, changes, run=True) == []  # the run reads them all, and says so then
+
+
+def test_a_file_of_texts_and_numbers_as_ground_truths_is_named(nano: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    rows = [{"prompt": [{"role": "user", "content": "a"}], "reward_spec": {"ground_truth": truth}} for truth in "ab"]
+    rows[1]["reward_spec"] = {"ground_truth": 18}
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows * 2), encoding="utf-8")
+    (problem,) = problems(nano, tmp_path, {"data.train_data": [str(file)]})
+    assert (problem.path, problem.severity) == ("data.train_data", "warning")
+    assert problem.message == f"the ground truths of {file} are texts and numbers, such as 'a' (row 0) and 18 (row 1)"
 
 
 ASKING = """\
@@ -366,19 +383,32 @@ class Plays(Env):
 
 
 @pytest.mark.parametrize(
-    ("step", "message"),
+    ("step", "message", "hint"),
     [
-        ("EnvStep(reward=1.0, done=True)", ""),
-        ("EnvStep(reward=None, done=True)", "gave the reward None"),
-        ("1.0", "returned 1.0 from step() instead of an EnvStep"),
-        ("EnvStep(reward=self.extras['awnser'], done=True)", "raised KeyError: 'awnser'"),
+        ("EnvStep(reward=1.0, done=True)", "", ""),
+        ("EnvStep(reward=None, done=True)", "gave the reward None", "return one finite number for each answer"),
+        ("1.0", "returned 1.0 from step() instead of an EnvStep, such as EnvStep(reward=1.0, done=True)", ""),
+        ("EnvStep(reward=self.rewrad, done=True)", "has no attribute 'rewrad'", ""),
+        ("EnvStep(reward=self.extras['awnser'], done=True)", "KeyError: 'awnser'", "row 0 has data_source, reward_"),
+        ("EnvStep(reward={'c': 1}.get(action[0], 0), done=True)", "IndexError", "a model may give an empty answer"),
     ],
 )
-def test_an_environment_class_is_played_on_the_first_row(nano: Path, tmp_path: Path, step: str, message: str) -> None:
+def test_an_environment_class_is_played_on_the_first_row(
+    nano: Path, tmp_path: Path, step: str, message: str, hint: str
+) -> None:
     code = tmp_path / "plays.py"
     code.write_text(PLAYS.format(step=step), encoding="utf-8")
     findings = problems(nano, tmp_path, {"environment.env_class": f"{code}:Plays"})
     assert [message in item.message for item in findings] == [True] * bool(message)
+    assert all(item.hint.startswith(hint) and bool(item.hint) == bool(hint) for item in findings)
+
+
+def test_an_environment_without_tools_to_call_is_named(nano: Path, tmp_path: Path) -> None:
+    code = tmp_path / "scales.py"
+    code.write_text("from skyrl.envs.tools import ToolEnv\nclass Scales(ToolEnv):\n    def judge(self, answer): ...\n")
+    (problem,) = problems(nano, tmp_path, {"environment.env_class": f"{code}:Scales"})
+    assert problem.message == f"{code}:Scales has no tools for row 0 of {nano / 'train.jsonl'}"
+    assert problem.hint.startswith("tools = (weigh,) in the class")
 
 
 def test_a_template_that_refuses_the_first_row_is_named(nano: Path, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_message_names_the_field_as_the_supervised_file_has_it(
     run: Any = compose([], settings(nano, tmp_path, kind, **checked)).config
     run = evolve_at(run, "attention", changes.get("attention", run.attention))
     experiment: Any = experiment_class(run)(run)
-    with experiment.held, pytest.raises(SkyRLError) as refused:
+    with experiment.resources, pytest.raises(SkyRLError) as refused:
         call(experiment)
     assert remedy in str(refused.value)
     assert "trainer." not in str(refused.value)

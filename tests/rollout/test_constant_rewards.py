@@ -58,6 +58,20 @@ def test_samples_without_a_reward_in_the_first_steps_are_reported_with_the_first
 
 
 @pytest.mark.parametrize(
+    ("truths", "expected"),
+    [([18, 2.5], "The ground truths are numbers (float and int), which equal no text"), ([18, "18"], ""), ([], "")],
+)
+def test_ground_truths_that_are_numbers_are_named(truths: list[object], expected: str) -> None:
+    heard: list[str] = []
+    step = groups(row([1], [0]), row([1], [0]))
+    extras = [{"reward_spec": {"ground_truth": truth}} for truth in truths] or [{}, {}]
+    step = [evolve(group, prompt=evolve(group.prompt, extras=own)) for group, own in zip(step, extras, strict=True)]
+    ConstantRewards(heard.append, Path("x"), steps=1, endings=ended).count(step, 0)
+    (text,) = heard
+    assert (expected or "too easy") in text and ("numbers" in text) == bool(expected)
+
+
+@pytest.mark.parametrize(
     ("reasons", "generator", "agent", "expected"),
     [
         ({}, {}, {}, ""),
