@@ -204,12 +204,12 @@ def label_of(value: object, key: str) -> bool:
     raise DataError(f"{key} is {short(value)}, not true or false: whether the answer is good")
 
 
-def margin_of(value: Any, key: str) -> float:
-    """By how much the better chat of a pair should score more; 0 if nothing is written. Raises `DataError`."""
+def margin_of(value: object, key: str) -> float:
+    """The margin by which the better chat of a pair should score more; 0 if none is written. Raises `DataError`."""
     if value is None or value == "":
         return 0.0
     try:
-        margin = float(value)
+        margin = float(value)  # type: ignore[arg-type]  # what is no number raises
     except (TypeError, ValueError):
         margin = float("nan")
     if not 0 <= margin < float("inf"):

@@ -21,11 +21,11 @@ from skyrl.chats.masks import message_weights
 from skyrl.chats.rendering import begins_an_answer
 from skyrl.chats.spellings import FullestSpelling, Spelling, spellings
 from skyrl.chats.text import Message
-from skyrl.config import RewardModelConfig, SFTConfig, SkyRLTrainConfig, SupervisedConfig
+from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import draws_rollouts
 from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
-from skyrl.config.loading.kinds import is_preference_run, reads_chats
+from skyrl.config.loading.kinds import is_preference_run, is_reward_model_run, reads_chats
 from skyrl.data.conversations import refuse_media, tools_of, with_system, without_nulls
 from skyrl.data.data_files import FILES
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
@@ -144,7 +144,7 @@ def supervised_rows_of(run: SupervisedConfig) -> Judge:
                 label_of(row.get(run.label_key), run.label_key)
             elif is_preference_run(run):
                 answers_of(row, run)
-            elif isinstance(run, RewardModelConfig):
+            elif is_reward_model_run(run):
                 chosen, rejected = (preference_chat(row, key, run.prompt_key) for key in run.answer_keys)
                 if chosen == rejected:
                     raise DataError(f"{' and '.join(run.answer_keys)} are the same")

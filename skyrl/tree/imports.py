@@ -72,8 +72,8 @@ def _imported(where: str, attribute: str, error: type[UserError] = UserError) ->
     return target
 
 
-def _suggestion(missing: str, target: Any) -> str:
-    """What may be meant instead: a similar name, or any class or function that a module of the user's defines."""
+def _suggestion(missing: str, target: object) -> str:
+    """Words that name a similar name, or the classes and functions that a module of the user's defines."""
     if near := nearest(missing, [name for name in dir(target) if not name.startswith("_")]):
         return f"; did you mean {near}?"
     if not isinstance(target, ModuleType) or not is_of_user(getattr(target, "__file__", None) or "<"):

@@ -361,8 +361,8 @@ class Poisoned:
         self.updates += 1
         return self.original.weigh(batch)
 
-    def watched(self, batch: Any) -> Any:
-        return self.original.watched(batch)
+    def measured_only(self, batch: Any) -> Any:
+        return self.original.measured_only(batch)
 
     def __call__(self, logprobs: torch.Tensor, batch: Any, entropy: torch.Tensor | None) -> Any:
         loss, *rest = self.original(logprobs, batch, entropy)

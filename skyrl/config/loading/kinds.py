@@ -108,6 +108,12 @@ def reads_pairs(run: RunConfig) -> TypeIs[RewardModelConfig | PreferenceConfig]:
     return kind_of(run).rows == "pairs"
 
 
+def is_reward_model_run(run: RunConfig) -> TypeIs[RewardModelConfig]:
+    """Whether the run trains a model that scores answers."""
+    kind = kind_of(run)
+    return kind.rows == "pairs" and kind.trained.scores
+
+
 def is_preference_run(run: RunConfig) -> TypeIs[PreferenceConfig]:
     """Whether the run trains a policy on pairs of a better and a worse answer."""
     kind = kind_of(run)
