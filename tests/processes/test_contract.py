@@ -96,7 +96,7 @@ def test_what_a_maker_raises_is_raised_by_start(processes: Processes) -> None:
 def test_a_start_says_what_it_waits_for(shared_cluster: SharedCluster) -> None:
     processes, waits = shared_cluster.processes(), list[str]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes.progress, "on_end", lambda span: waits.append(span.what))
+        patch.setattr(processes.progress, "on_end", lambda span: waits.append(span.target))
         processes.start("said", [Counter])
     assert waits == ["the start of said-0", "said-0 to import packages and load what it needs"]
 
