@@ -131,8 +131,8 @@ def arguments(
     a function of OpenRLHF, whose prompt is the text of the messages and whose query is the prompt with the answer,
     without the marks of a chat template.
     """
-    truth = ground_truth(extras)
-    columns = {name: value for name, value in extras.items() if name not in reserved_names(function)}
+    truth, reserved = ground_truth(extras), reserved_names(function)
+    columns = {name: value for name, value in extras.items() if name not in reserved}
     match signature_of(function):
         case "trl":
             lists = {name: [value] for name, value in {**columns, "ground_truth": truth}.items()}
@@ -147,7 +147,7 @@ def arguments(
         case _:
             columns.pop("data_source", None)
             more = {"prompt": list(prompt), "data_source": extras.get("data_source")}
-            named = _signature(function).keys() - reserved_names(function) - columns.keys()
+            named = _signature(function).keys() - reserved - columns.keys()
             columns |= {name: value for name, value in more.items() if name in named}
             return (answer,), {**columns, "ground_truth": truth}
 

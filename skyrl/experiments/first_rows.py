@@ -43,13 +43,7 @@ from skyrl.envs.tools import ToolEnv
 from skyrl.envs.weighted_rewards import WeightedRewards
 from skyrl.errors import ConfigError, DataError, DroppedPartsError, Problem, RewardError, TaskError
 from skyrl.experiments.model_checks import readable_files
-from skyrl.experiments.unrewardable_rows import (
-    asked_by,
-    columns_text,
-    mixed_ground_truths,
-    name_of,
-    rows_missing_columns,
-)
+from skyrl.experiments.unrewardable_rows import asked_by, columns_text, name_of, unrewardable_rows
 from skyrl.models.files.chat_templates import configured_template
 from skyrl.models.files.facts import ModelFiles
 from skyrl.models.files.template_text import TemplateRefusal, render_template
@@ -217,9 +211,7 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
             if field == "data.train_data":
                 counts.append(counted)
             yield from _written_by_the_template(run, row)
-            yield from rows_missing_columns(run, field, source, all_rows=judge)
-            if judge:
-                yield from mixed_ground_truths(run, field, source)
+            yield from unrewardable_rows(run, field, source, all_rows=judge)
             if row.env_class not in judged:
                 judged.add(row.env_class)
                 yield from _judged(run, row, call=judge)

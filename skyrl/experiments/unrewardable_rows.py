@@ -119,8 +119,9 @@ _SHOWN_COLUMNS = 20
 _SHOWN = 3
 
 
-def rows_missing_columns(run: SkyRLTrainConfig, field: str, source: str, *, all_rows: bool) -> Iterator[Problem]:
-    """Problem of the rows of a file that lack a value for their reward function: their number and the first ones.
+def unrewardable_rows(run: SkyRLTrainConfig, field: str, source: str, *, all_rows: bool) -> Iterator[Problem]:
+    """Problem of the rows of a file that lack a value for their reward function: their number and the first ones; and a
+    warning about ground truths of several kinds.
 
     Without `all_rows`, only the first row is examined, and nothing is reported if the run itself skips and counts bad
     rows. Such rows end a run, unless bad rows are skipped and others remain.
@@ -129,6 +130,7 @@ def rows_missing_columns(run: SkyRLTrainConfig, field: str, source: str, *, all_
     if skips and not all_rows:
         return
     reasons: dict[int, str] = {}
+    truths: dict[str, tuple[int, Any]] = {}
     columns_hint = ""
     rows, refuses = 0, unrewardable_reason(run)
     try:
@@ -138,6 +140,9 @@ def rows_missing_columns(run: SkyRLTrainConfig, field: str, source: str, *, all_
                 if isinstance(reason, MissingColumn) and not reasons and not isinstance(row, BadRow):
                     columns_hint = f"row {index} has {columns_text(row)}; {_REMEDY}"
                 reasons[index] = reason
+            for truth in _ground_truths_of(row, columns):
+                kind = "text" if isinstance(truth, str) else "number" if isinstance(truth, int | float) else ""
+                truths.setdefault(kind, (index, truth))
     except (DataError, OSError):  # another check reports it
         return
     if reasons:
@@ -147,19 +152,13 @@ def rows_missing_columns(run: SkyRLTrainConfig, field: str, source: str, *, all_
             hint="; ".join(filter(None, [columns_hint, "" if skips else _SKIPS])),
             severity="warning" if skips and len(reasons) < rows else "error",
         )
+    yield from _mixed_ground_truths(truths, field, source)
 
 
-def mixed_ground_truths(run: SkyRLTrainConfig, field: str, source: str) -> Iterator[Problem]:
-    """Warning about a file in which some ground truths are texts and others numbers: few reward functions take both."""
-    columns = Columns(prompt=run.data.prompt_column, answer=run.data.answer_column)
-    first: dict[str, tuple[int, Any]] = {}
-    try:
-        for index, row in enumerate(iterate_rows(source, columns)):
-            for truth in _ground_truths_of(row, columns):
-                kind = "text" if isinstance(truth, str) else "number" if isinstance(truth, int | float) else ""
-                first.setdefault(kind, (index, truth))
-    except (DataError, OSError):  # another check reports it
-        return
+def _mixed_ground_truths(first: Mapping[str, tuple[int, Any]], field: str, source: str) -> Iterator[Problem]:
+    """Warning about a file in which some ground truths are texts and others numbers: few reward functions take both.
+    `first` has the row and the value of the first of each kind.
+    """
     if {"text", "number"} <= first.keys():
         named = " and ".join(f"{first[kind][1]!r:.60} (row {first[kind][0]})" for kind in ("text", "number"))
         message = f"the ground truths of {source} are texts and numbers, such as {named}"

@@ -14,10 +14,10 @@ from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.loading.kinds import (
     KINDS,
     RL,
+    is_reward_model_run,
     kind_named,
     kind_of,
     reads_chats,
-    reads_pairs,
     roles_of,
     samples_rollouts,
 )
@@ -94,7 +94,13 @@ def test_every_role_of_a_run_is_placed_and_shrinks(tmp_path: Path, monkeypatch: 
 
 def test_the_facts_of_a_kind_say_what_it_does() -> None:
     facts = [
-        (samples_rollouts(root), reads_chats(root), reads_pairs(root), kind.trained.scores, kind.trained.stored_as)
+        (
+            samples_rollouts(root),
+            reads_chats(root),
+            is_reward_model_run(root),
+            kind.trained.scores,
+            kind.trained.stored_as,
+        )
         for kind in (RL, SFT, REWARD_MODEL)
         for root in [kind.root()]
     ]

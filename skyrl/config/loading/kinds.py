@@ -103,11 +103,6 @@ def reads_chats(run: RunConfig) -> TypeIs[SFTConfig]:
     return kind_of(run).rows == "chats"
 
 
-def reads_pairs(run: RunConfig) -> TypeIs[RewardModelConfig | PreferenceConfig]:
-    """Whether a row of the run's data is a pair of a better and a worse chat."""
-    return kind_of(run).rows == "pairs"
-
-
 def is_reward_model_run(run: RunConfig) -> TypeIs[RewardModelConfig]:
     """Whether the run trains a model that scores answers."""
     kind = kind_of(run)
