@@ -136,14 +136,16 @@ def test_a_run_ends_with_where_everything_is_and_what_it_achieved(
     assert {"  trained model  run-2/model", "  look at it     skyrl view run-2"} < {*new.stdout.splitlines()}
 
 
-def test_a_new_run_is_renamed_where_its_folder_follows_its_name(tmp_path: Path, skyrl: Command) -> None:
+@pytest.mark.parametrize("name", ["mine", "team/mine"])
+def test_a_new_run_is_renamed_where_its_folder_follows_its_name(name: str, tmp_path: Path, skyrl: Command) -> None:
     """And no warning says that the name of the file has no effect."""
-    (tmp_path / "run.toml").write_text('[trainer]\nrun_name = "mine"\n[trainer.policy.model]\npath = "nowhere"\n')
-    (tmp_path / "runs" / "mine").mkdir(parents=True)
-    (tmp_path / "runs" / "mine" / "config.json").write_text("{}")
+    (tmp_path / "run.toml").write_text(f'[trainer]\nrun_name = "{name}"\n[trainer.policy.model]\npath = "nowhere"\n')
+    folder = tmp_path / "runs" / name
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
     result = skyrl("run", "run.toml", "--new")
-    assert result.stderr.splitlines()[0] == "New run in runs/mine-2."
-    assert "run_name" not in result.stderr
+    assert result.stderr.splitlines()[0] == f"New run in runs/{name}-2."
+    assert "has no effect" not in result.stderr
 
 
 def test_show_prints_the_resolved_tree(run_toml: Path, nano: Path, tmp_path: Path, skyrl: Command) -> None:

@@ -8,7 +8,6 @@ import functools
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
@@ -104,7 +103,7 @@ def _free_folder_arguments(arguments: tuple[str, ...]) -> list[str]:
     click.echo(f"New run in {next(iter(folders.values()))}.", err=True)
     run_path = kind.path("run_path")
     if any(origin.kind == "rule" for origin in composed.origins.get(run_path, ())):
-        folders[kind.path("run_name")] = Path(folders.pop(run_path)).name
+        folders[kind.path("run_name")] = folders.pop(run_path).removeprefix("runs/")
     return [f"{path}={value}" for path, value in folders.items()]
 
 
