@@ -500,7 +500,7 @@ def _hint_of(error: EpisodeError, answer: str, row: FirstRow, *, depends: bool, 
 
 def _columns_hint(error: BaseException | None, row: FirstRow, answer: str = "") -> str:
     """The columns of the row, if the error is that a key other than the answer was not found; else empty."""
-    if not isinstance(error, KeyError) or not isinstance(key := error.args[0], str) or key == answer:
+    if not isinstance(error, KeyError) or not error.args or not isinstance(key := error.args[0], str) or key == answer:
         return ""
     meant = nearest(key, [*row.extras])
     return f"row 0 has {columns_text(row.extras)}" + (f"; did you mean {meant}?" if meant else "")

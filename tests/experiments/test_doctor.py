@@ -390,6 +390,7 @@ class Plays(Env):
         ("1.0", "returned 1.0 from step() instead of an EnvStep, such as EnvStep(reward=1.0, done=True)", ""),
         ("EnvStep(reward=self.rewrad, done=True)", "has no attribute 'rewrad'", ""),
         ("EnvStep(reward=self.extras['awnser'], done=True)", "KeyError: 'awnser'", "row 0 has data_source, reward_"),
+        ("(_ for _ in ()).throw(KeyError)", "raised KeyError", ""),
         ("EnvStep(reward={'c': 1}.get(action[0], 0), done=True)", "IndexError", "a model may give an empty answer"),
     ],
 )
