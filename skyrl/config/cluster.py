@@ -134,8 +134,7 @@ class SlurmConfig(BaseConfig):
         if self.time is not None and self.time < self.signal_before + 120:
             message = f"{self.time:g} s leave no time to train before the signal at {self.signal_before:g} s"
             yield Problem(path="time", message=message, hint="allow more time, or lower signal_before")
-        for problem in self.container.own_problems():
-            yield Problem(path=f"container.{problem.path}", message=problem.message, hint=problem.hint)
+        yield from self.container.problems_at("container")
 
 
 @frozen
@@ -182,8 +181,7 @@ class ClusterConfig(BaseConfig):
             if is_secret_name(name.lower()):
                 message = "looks like a secret, and would be written to disk"
                 yield Problem(path=f"variables.{name}", message=message, hint=f"export {name} before the command")
-        for problem in self.slurm.own_problems():
-            yield Problem(path=f"slurm.{problem.path}", message=problem.message, hint=problem.hint)
+        yield from self.slurm.problems_at("slurm")
 
 
 def load_cluster(

@@ -7,7 +7,7 @@ import attrs
 import pytest
 
 from skyrl.config import InferenceEngineConfig
-from skyrl.config.derive.engine_options import NOT_ARGUMENTS, OTHER_NAME, SAME_NAME, VLLM_FIXED, VLLM_SETTINGS
+from skyrl.config.derive.engine_options import OTHER_NAME, SAME_NAME, VLLM_FIXED, VLLM_SETTINGS
 from skyrl.errors import ConfigError
 from skyrl.inference.vllm import environment as vllm_environment
 from skyrl.inference.vllm.arguments import engine_arguments
@@ -26,6 +26,36 @@ KNOWN = {
     "hf_overrides",
     "quantization",
 }
+NOT_ARGUMENTS = {
+    "backend": "chooses vLLM",
+    "async_engine": "chooses the class: AsyncLLM or LLMEngine",
+    "vllm_v1_disable_multiproc": "is the variable VLLM_ENABLE_V1_MULTIPROCESSING",
+    "rollout_dtype": "is the torch engine's, vLLM has model_dtype",
+    "deterministic": "is the variable VLLM_BATCH_INVARIANT",
+    "engine_init_kwargs": "is more arguments, each under its own name",
+    "fully_sharded_loras": "belongs to adapters, and is an argument where there is one",
+    "num_engines": "is how many such engines are started",
+    "min_engines": "is how few may be left",
+    "max_engines": "is how many there may be",
+    "max_engine_restarts": "is how often one is started again",
+    "engine_restart_backoff_seconds": "is when",
+    "run_engines_locally": "says that they are started here",
+    "remote_urls": "names engines that others started",
+    "external_proxy_url": "names engines that others started",
+    "external_server_urls": "names engines that others started",
+    "external_token": "belongs to engines that others started",
+    "weight_sync_backend": "is the transport of weights to the engine",
+    "weight_sync_path": "is the transport of weights to the engine",
+    "weight_transfer_threshold_cuda_ipc_GB": "is the transport of weights to the engine",
+    "logprob_parity_bound": "is what the learner holds the engine to",
+    "logprob_parity_interval": "is how often the learner does so",
+    "override_existing_update_group": "is the transport of weights to the engine",
+    "enable_http_endpoint": "is the run's own endpoint",
+    "http_endpoint_host": "is the run's own endpoint",
+    "http_endpoint_port": "is the run's own endpoint",
+}
+"""Fields that are not arguments of vLLM, each with its role."""
+
 MODEL = ModelFacts(head_dims=(32,), kv_numbers_per_token=128, positions=256, eos_ids=(1,), vocabulary=64)
 
 

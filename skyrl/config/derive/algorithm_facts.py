@@ -67,22 +67,18 @@ def _peer_estimator_facts(own: object) -> EstimatorFacts:
     if signature is None:
         return USER_ESTIMATOR
     names = _names(own)
+    parameters_of_field = {
+        "gamma": {"gamma"},
+        "lambd": {"lam", "lambd"},
+        "grpo_norm_by_std": {"grpo_norm_by_std", "norm_adv_by_std_in_grpo"},
+    }
     return EstimatorFacts(
-        fields=tuple(
-            field for field, parameters in _PARAMETERS_OF_FIELD.items() if parameters & names or "config" in names
-        ),
+        fields=tuple(field for field, known in parameters_of_field.items() if known & names or "config" in names),
         is_group_relative="index" in names,
         compares_with_greedy="reward_baselines" in names,
         reads_values="values" in names,
         discounts=True,  # as far as is known
     )
-
-
-_PARAMETERS_OF_FIELD = {
-    "gamma": {"gamma"},
-    "lambd": {"lam", "lambd"},
-    "grpo_norm_by_std": {"grpo_norm_by_std", "norm_adv_by_std_in_grpo"},
-}
 
 
 def _names(own: object) -> set[str]:

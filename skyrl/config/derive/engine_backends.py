@@ -202,15 +202,10 @@ BACKENDS: Mapping[str, EngineBackend] = {
 """Facts about each kind of engine, keyed by the value of `backend`."""
 
 
-_LONG_DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-
-
 def engine_dtype(engine: InferenceEngineConfig, learners: str) -> str:
     """Type in which the engine computes, as torch writes it, beside a learner that computes in `learners`."""
-    if not backend_of(engine).has_the_learners_dtype:
-        return _LONG_DTYPES.get(engine.model_dtype, engine.model_dtype)
-    dtype = engine.rollout_dtype or learners
-    return _LONG_DTYPES.get(dtype, dtype)
+    dtype = (engine.rollout_dtype or learners) if backend_of(engine).has_the_learners_dtype else engine.model_dtype
+    return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(dtype, dtype)
 
 
 def weight_dtype(engine: InferenceEngineConfig, learners: str) -> str:

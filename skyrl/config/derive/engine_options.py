@@ -35,36 +35,6 @@ OTHER_NAME = {
 }
 """Fields that reach vLLM translated, and the arguments they become."""
 
-NOT_ARGUMENTS = {
-    "backend": "chooses vLLM",
-    "async_engine": "chooses the class: AsyncLLM or LLMEngine",
-    "vllm_v1_disable_multiproc": "is the variable VLLM_ENABLE_V1_MULTIPROCESSING",
-    "rollout_dtype": "is the torch engine's, vLLM has model_dtype",
-    "deterministic": "is the variable VLLM_BATCH_INVARIANT",
-    "engine_init_kwargs": "is more arguments, each under its own name",
-    "fully_sharded_loras": "belongs to adapters, and is an argument where there is one",
-    "num_engines": "is how many such engines are started",
-    "min_engines": "is how few may be left",
-    "max_engines": "is how many there may be",
-    "max_engine_restarts": "is how often one is started again",
-    "engine_restart_backoff_seconds": "is when",
-    "run_engines_locally": "says that they are started here",
-    "remote_urls": "names engines that others started",
-    "external_proxy_url": "names engines that others started",
-    "external_server_urls": "names engines that others started",
-    "external_token": "belongs to engines that others started",
-    "weight_sync_backend": "is the transport of weights to the engine",
-    "weight_sync_path": "is the transport of weights to the engine",
-    "weight_transfer_threshold_cuda_ipc_GB": "is the transport of weights to the engine",
-    "logprob_parity_bound": "is what the learner holds the engine to",
-    "logprob_parity_interval": "is how often the learner does so",
-    "override_existing_update_group": "is the transport of weights to the engine",
-    "enable_http_endpoint": "is the run's own endpoint",
-    "http_endpoint_host": "is the run's own endpoint",
-    "http_endpoint_port": "is the run's own endpoint",
-}
-"""Fields that are not arguments of vLLM, each with its role."""
-
 VLLM_SETTINGS = {
     "model": "trainer.policy.model.path",
     "tokenizer": "trainer.tokenizer_path",
@@ -115,14 +85,10 @@ SGLANG_FIXED = {
 }
 """Options of SGLang's server that users cannot set, each with the reason."""
 
-_SETTINGS: Mapping[str, Mapping[str, str]] = {"vllm": VLLM_SETTINGS, "sglang": SGLANG_SETTINGS}
-_FIXED: Mapping[str, Mapping[str, str]] = {"vllm": VLLM_FIXED, "sglang": SGLANG_FIXED}
-_LENGTH = {"vllm": "max_model_len", "sglang": "context_length"}
-
 
 def length_option(engine: InferenceEngineConfig) -> str:
     """Name of the engine's option for its maximum sequence length in tokens; empty if it has none."""
-    return _LENGTH.get(kind_of_engine(engine), "")
+    return {"vllm": "max_model_len", "sglang": "context_length"}.get(kind_of_engine(engine), "")
 
 
 def given_length(engine: InferenceEngineConfig) -> int | None:
@@ -133,8 +99,9 @@ def given_length(engine: InferenceEngineConfig) -> int | None:
 
 def refused_options(engine: InferenceEngineConfig) -> Iterator[Problem]:
     """Problems for entries of `engine_init_kwargs` that the run or another field sets, and for an invalid length."""
-    kind = kind_of_engine(engine)
-    settings, fixed = _SETTINGS.get(kind, {}), _FIXED.get(kind, {})
+    refused: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]]
+    refused = {"vllm": (VLLM_SETTINGS, VLLM_FIXED), "sglang": (SGLANG_SETTINGS, SGLANG_FIXED)}
+    settings, fixed = refused.get(kind_of_engine(engine), ({}, {}))
     for name, value in engine.engine_init_kwargs.items():
         path = f"{TABLE}.engine_init_kwargs.{name}"
         if name in fixed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from skyrl.config.derive.algorithm_facts import loss_facts
@@ -68,12 +69,12 @@ def _role(name: str, title: str, **facts: Any) -> Role:
         trainer="trainer",
         placement=f"trainer.placement.{name}_",
         stored_as=name,
-        optimizer_steps=lambda run: _optimizer_steps(run, name),
+        optimizer_steps=partial(_optimizer_steps, name),
         **facts,
     )
 
 
-def _optimizer_steps(run: SkyRLTrainConfig, model: str) -> int:
+def _optimizer_steps(model: str, run: SkyRLTrainConfig) -> int:
     trainer = run.trainer
     in_an_epoch = max(1, trainer.train_batch_size // getattr(trainer, f"{model}_mini_batch_size"))
     return int(trainer.update_epochs_per_batch * in_an_epoch)

@@ -17,7 +17,8 @@ from skyrl.config.derive.allocation import ALLOCATION_RULES
 from skyrl.config.derive.engine_backends import GROUP_TRANSPORTS, backend_of, engine_dtype
 from skyrl.config.derive.engine_options import given_length
 from skyrl.config.derive.every_kind import EVERY_KIND_RULES
-from skyrl.config.derive.rl_models import gives_advantages
+from skyrl.config.derive.model_tables import GRID
+from skyrl.config.derive.rl_models import RL_ROLES, gives_advantages
 from skyrl.config.derive.sizes import draws_rollouts, grid_of, models_of, starts_engines
 from skyrl.config.foundation.reasoning_tasks import TaskRows
 from skyrl.config.settings.data import DataConfig
@@ -27,9 +28,8 @@ from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.trackers import lacks_of
 from skyrl.tree.rules import Rule, fields_in, rule
 
-_KIND_OF_ENGINE = tuple(
-    f"generator.inference_engine.{name}"
-    for name in ("backend", "run_engines_locally", "external_proxy_url", "external_server_urls")
+_KIND_OF_ENGINE = fields_in(
+    "generator.inference_engine", "backend run_engines_locally external_proxy_url external_server_urls"
 )
 """Paths that decide which engines the run samples from."""
 
@@ -58,24 +58,11 @@ def weight_transport_follows_engine_device(run: SkyRLTrainConfig) -> str:
 @rule(
     writes="trainer.placement.executor",
     reads=(
-        "trainer.placement.policy_num_nodes",
-        "trainer.placement.policy_num_gpus_per_node",
-        "trainer.placement.critic_num_nodes",
-        "trainer.placement.critic_num_gpus_per_node",
-        "trainer.placement.ref_num_nodes",
-        "trainer.placement.ref_num_gpus_per_node",
-        "trainer.placement.teacher_num_nodes",
-        "trainer.placement.teacher_num_gpus_per_node",
-        "trainer.critic.model.path",
-        "trainer.teacher.model.path",
-        "trainer.teacher.sources",
-        "trainer.algorithm.use_kl_loss",
-        "trainer.algorithm.use_kl_in_reward",
-        "trainer.algorithm.policy_loss_type",
-        "trainer.algorithm.policy_loss",
+        *(f"{role.placement}{name}" for role in RL_ROLES.values() for name in GRID),
+        *fields_in("trainer", "critic.model.path teacher.model.path teacher.sources"),
+        *fields_in("trainer.algorithm", "use_kl_loss use_kl_in_reward policy_loss_type policy_loss"),
         *_KIND_OF_ENGINE,
-        "generator.inference_engine.num_engines",
-        "generator.inference_engine.weight_sync_backend",
+        *fields_in("generator.inference_engine", "num_engines weight_sync_backend"),
         "trainer.rollouts_from",
     ),
     unset="auto",
@@ -118,15 +105,8 @@ def weights_of_reasoning_tasks(run: SkyRLTrainConfig) -> tuple[float, ...] | Non
     if len(tasks) < 2 or run.data.train_data != _reasoning_rows(run, gym.eval_rows, gym.train_rows):
         return None
     weights = tuple(table.get("weight", 1) for table in tasks.values())
-    return (
-        None
-        if len({*weights}) == 1 or not all(_is_weight(weight) for weight in weights)
-        else tuple(map(float, weights))
-    )
-
-
-def _is_weight(value: object) -> bool:
-    return isinstance(value, int | float) and 0 < value < inf
+    valid = all(isinstance(weight, int | float) and 0 < weight < inf for weight in weights)
+    return tuple(map(float, weights)) if valid and len({*weights}) > 1 else None
 
 
 def _reasoning_rows(run: SkyRLTrainConfig, skip: int, rows: int) -> tuple[str, ...]:
@@ -288,18 +268,13 @@ def token_cap_follows_tis_cap(run: SkyRLTrainConfig) -> float:
 @rule(
     writes="generator.sampling_params.logprobs",
     reads=(
-        "trainer.algorithm.off_policy_correction.tis_ratio_type",
-        "trainer.algorithm.off_policy_correction.sequence_mask_metric",
-        "trainer.algorithm.off_policy_correction.outlier_token_is_threshold_low",
-        "trainer.algorithm.off_policy_correction.outlier_token_is_threshold_high",
-        "trainer.algorithm.off_policy_correction.token_mask_is_threshold_low",
-        "trainer.algorithm.off_policy_correction.token_mask_is_threshold_high",
-        "trainer.algorithm.distillation.type",
-        "trainer.algorithm.distillation.self_teacher",
-        "trainer.teacher.model.path",
-        "trainer.teacher.sources",
-        "trainer.teacher.endpoint.url",
-        "trainer.teacher.endpoint.sources",
+        *fields_in(
+            "trainer.algorithm.off_policy_correction",
+            "tis_ratio_type sequence_mask_metric outlier_token_is_threshold_low outlier_token_is_threshold_high "
+            "token_mask_is_threshold_low token_mask_is_threshold_high",
+        ),
+        *fields_in("trainer.algorithm.distillation", "type self_teacher"),
+        *fields_in("trainer.teacher", "model.path sources endpoint.url endpoint.sources"),
     ),
 )
 def comparisons_need_engine_logprobs(run: SkyRLTrainConfig) -> int | None:
@@ -330,10 +305,7 @@ def engine_determinism_follows_run(run: SkyRLTrainConfig) -> bool:
 @rule(
     writes="generator.inference_engine.enable_prefix_caching",
     reads=(
-        *(
-            f"trainer.fully_async.{name}"
-            for name in ("enabled", "interrupt_generation", "clear_kv_cache_on_weight_sync")
-        ),
+        *fields_in("trainer.fully_async", "enabled interrupt_generation clear_kv_cache_on_weight_sync"),
         *_KIND_OF_ENGINE,
     ),
     unset=True,
@@ -355,18 +327,11 @@ def cuda_graphs_need_cuda(run: SkyRLTrainConfig) -> bool:
 @rule(
     writes="generator.inference_engine.async_engine",
     reads=(
-        "trainer.placement.executor",
-        "trainer.placement.colocate_all",
-        "trainer.rollouts_from",
+        *fields_in("trainer", "placement.executor placement.colocate_all rollouts_from"),
         *_KIND_OF_ENGINE,
-        *(
-            f"generator.inference_engine.{name}"
-            for name in (
-                "tensor_parallel_size",
-                "pipeline_parallel_size",
-                "data_parallel_size",
-                "enable_ray_prometheus_stats",
-            )
+        *fields_in(
+            "generator.inference_engine",
+            "tensor_parallel_size pipeline_parallel_size data_parallel_size enable_ray_prometheus_stats",
         ),
     ),
     unset=True,
@@ -379,12 +344,8 @@ def colocated_engine_has_one_process(run: SkyRLTrainConfig) -> bool:
     engine, placement = run.generator.inference_engine, run.trainer.placement
     parts = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
     shares_gpus = placement.executor != "in_process" and placement.colocate_all and starts_engines(run)
-    return not (
-        "async_engine" in backend_of(engine).fields
-        and shares_gpus
-        and parts == 1
-        and not engine.enable_ray_prometheus_stats
-    )
+    has_choice = "async_engine" in backend_of(engine).fields and not engine.enable_ray_prometheus_stats
+    return not (has_choice and shares_gpus and parts == 1)
 
 
 ROUNDING_NATS = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.2, "int8": 0.3}
@@ -397,8 +358,7 @@ ROUNDING_NATS = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.2, "int8": 0.3}
     reads=(
         "trainer.compute_dtype",
         *_KIND_OF_ENGINE,
-        "generator.inference_engine.model_dtype",
-        "generator.inference_engine.rollout_dtype",
+        *fields_in("generator.inference_engine", "model_dtype rollout_dtype"),
     ),
 )
 def parity_bound_follows_precision(run: SkyRLTrainConfig) -> float:
@@ -447,14 +407,11 @@ def unavailable_tracker_becomes_console(run: SkyRLTrainConfig) -> str:
     return "console" if any(lacks_of("wandb", mode=run.trainer.trackers.wandb.mode)) else "wandb"
 
 
-def _older_default_of_logs(rule: Rule[Any]) -> Rule[Any]:
-    """The rule for `log_path` with SkyRL's own default for it, which a user may also write explicitly."""
-    is_logs = rule.writes == "trainer.log_path"
-    return attrs.evolve(rule, unset="/tmp/skyrl-logs", placeholder=False) if is_logs else rule
-
+_OLDER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"log_path": {"unset": "/tmp/skyrl-logs", "placeholder": False}}
+"""Field of every kind of run -> SkyRL's own default for it, which a user may also write explicitly."""
 
 RULES: tuple[Rule[Any], ...] = (
-    *(_older_default_of_logs(rule.below("trainer")) for rule in EVERY_KIND_RULES),
+    *(attrs.evolve(rule.below("trainer"), **_OLDER_DEFAULTS.get(rule.writes, {})) for rule in EVERY_KIND_RULES),
     *ALLOCATION_RULES,
     *rules_in(__name__),
 )

@@ -11,6 +11,7 @@ from skyrl.config.derive.model_tables import Role
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.foundation.import_paths import load_builtin
 from skyrl.planning.topology import Sizes
+from skyrl.tree import joined
 from skyrl.tree.rules import Check, Effect, Rule
 
 
@@ -79,7 +80,7 @@ class RunKind:
 
     def path(self, field: str) -> str:
         """The path of a field that every kind of run has, such as `run_path`."""
-        return f"{self.trainer}.{field}" if self.trainer else field
+        return joined(self.trainer, field)
 
     def experiment_class(self) -> type[object]:
         """The experiment class, imported by this call."""

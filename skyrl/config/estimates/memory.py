@@ -28,7 +28,7 @@ from skyrl.config.derive.sizes import (
 )
 from skyrl.config.settings.deepspeed import ZeroOptimizationConfig
 from skyrl.config.settings.root import SkyRLTrainConfig
-from skyrl.config.settings.strategies import StrategyFacts, facts_of, reads
+from skyrl.config.settings.strategies import facts_of, reads
 from skyrl.planning.activations import Computing, Pass, Precision
 from skyrl.planning.gpus import GPU_KINDS
 from skyrl.planning.known_models import known_shape
@@ -109,7 +109,11 @@ def phases_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> t
     learners = _learners(run, shape_of_model)
     if learners is None:
         return None
-    matrices = _output_matrices(run, shape_of_model) if gives_whole_distributions(run) else 0
+    matrices = 0
+    if gives_whole_distributions(run):  # the policy's ranks hold the output matrices of the teachers
+        shapes = [shape for path in run.trainer.teacher.local_paths if (shape := shape_of_model(path)) is not None]
+        size = 4 if run.trainer.compute_dtype == "float32" else 2
+        matrices = sum(size * shape.vocabulary * shape.hidden for shape in shapes)
     return tuple(_phases(run, learners, matrices))
 
 
@@ -161,6 +165,7 @@ def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape, teacher_b
     learns, zero = model in trained_models(run), section.deepspeed_config.zero_optimization
     facts, ranks, degrees = facts_of(trainer), grid_of(run, model).ranks, degrees_of(run, model)
     rank = section.model.lora.rank if learns else 0
+    sharing = -1 if facts.shards_parts is None else int(get_at(section, facts.shards_parts))
     work = work_of(run, model)
     return LearnerRank(
         shape=shape,
@@ -173,7 +178,7 @@ def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape, teacher_b
         ),
         scoring=_pass(run, model, shape, trainer.micro_forward_batch_size_per_gpu),
         update=_pass(run, model, shape, trainer.micro_train_batch_size_per_gpu) if learns else None,
-        shards=_shards(section, facts, ranks),
+        shards=ranks if sharing == -1 else sharing,
         expert_parallel=degrees.experts,
         micro_batches=work.micro_batches,
         states=0 if learns and section.optimizer_config.optimizer == "sgd" else 2,
@@ -229,21 +234,13 @@ def _learners(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Mapping[Model, 
     return learners
 
 
-def _output_matrices(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> int:
-    """Bytes of the output matrices of the teachers, which the policy's ranks hold."""
-    shapes = [shape for path in run.trainer.teacher.local_paths if (shape := shape_of_model(path)) is not None]
-    size = 4 if run.trainer.compute_dtype == "float32" else 2
-    return sum(size * shape.vocabulary * shape.hidden for shape in shapes)
-
-
 def _phases(run: SkyRLTrainConfig, learners: Mapping[Model, LearnerRank], matrices: int) -> Iterator[Phase]:
     engine = serving_of(run, learners["policy"].shape)
     if engine is not None:
         yield _generation(run, engine, learners)
     for model, learner in learners.items():
-        coresident = added(
-            _coresident_bytes(run, model, learners, engine), {"parameters": matrices if model == "policy" else 0}
-        )
+        held = {"parameters": matrices if model == "policy" else 0}
+        coresident = added(_coresident_bytes(run, model, learners, engine), held)
         waiting = sum(total(rest_of(other)) for name, other in learners.items() if name != model)
         phases = learner_memory(learner) if learner.megatron is None else stage_memory(learner)
         for name, parts in phases.items():
@@ -311,9 +308,8 @@ def _resident_bytes(run: SkyRLTrainConfig, learner: LearnerRank, name: str, part
     if _takes_turns(run):
         resident["parameters"] -= _resting_teachers(learner)
     zero = learner.zero
-    if zero is not None and (zero.offloads_optimizer or (_takes_turns(run) and name != "update")):
-        resident["optimizer"] = max(0, resident.get("optimizer", 0) - state.get("optimizer", 0))
-    if zero is None and not learner.rests_on_host and _takes_turns(run) and name != "update":
+    rests = _takes_turns(run) and name != "update" and not learner.rests_on_host
+    if rests or (zero is not None and zero.offloads_optimizer):
         resident["optimizer"] = max(0, resident.get("optimizer", 0) - state.get("optimizer", 0))
     if zero is not None and zero.stage == 3 and zero.offloads_parameters:
         resident["parameters"] -= state["parameters"]
@@ -372,12 +368,6 @@ def _pass(run: SkyRLTrainConfig, model: Model, shape: ModelShape, rows: int) -> 
         samples=run.generator.n_samples_per_prompt,
         sharing=degrees.sequence * degrees.context if packs else 1,
     )
-
-
-def _shards(section: Any, facts: StrategyFacts, ranks: int) -> int:
-    """Number of ranks that share one copy of the weights."""
-    size = -1 if facts.shards_parts is None else int(get_at(section, facts.shards_parts))
-    return ranks if size == -1 else size
 
 
 def _recomputes(run: SkyRLTrainConfig, model: Model) -> bool:

@@ -18,8 +18,6 @@ from skyrl.tree.rules import itself
 
 GIB = 2**30
 LOWEST_UTILIZATION = 0.2
-MOST_TIMES = 64
-"""Largest multiple of the run's GPUs that is tried."""
 
 Changes = Mapping[str, Any]
 """Paths -> values that make a run fit."""
@@ -62,7 +60,10 @@ def judged(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> MemoryVerdict | No
     if memory is None or phases is None or run.trainer.device != "cuda":
         return None
     over = sorted((phase for phase in phases if phase.bytes > memory * FITS_WITHIN), key=lambda phase: -phase.bytes)
-    return MemoryVerdict(memory=memory, over=tuple(over), cache_holds=_cache(run, shape_of_model), nearest=None)
+    shape = shape_of_model(run.trainer.policy.model.path or "")
+    serving = None if shape is None else serving_of(run, shape)
+    holds = None if serving is None or serving.budget is None else serving.sequences_of_full_length
+    return MemoryVerdict(memory=memory, over=tuple(over), cache_holds=holds, nearest=None)
 
 
 def with_changes(run: SkyRLTrainConfig, changes: Changes) -> SkyRLTrainConfig:
@@ -70,12 +71,6 @@ def with_changes(run: SkyRLTrainConfig, changes: Changes) -> SkyRLTrainConfig:
     for path, value in changes.items():
         run = evolve_at(run, path, value)
     return run
-
-
-def _cache(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> int | None:
-    shape = shape_of_model(run.trainer.policy.model.path or "")
-    serving = None if shape is None else serving_of(run, shape)
-    return None if serving is None or serving.budget is None else serving.sequences_of_full_length
 
 
 def _nearest(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Changes | None:
@@ -135,18 +130,11 @@ def _changes(run: SkyRLTrainConfig) -> Iterator[Changes]:
     if trainer.max_tokens_per_microbatch > 0:
         yield from ({"trainer.max_tokens_per_microbatch": half} for half in _halves(trainer.max_tokens_per_microbatch))
     else:
-        for name in ("micro_train_batch_size_per_gpu", "micro_forward_batch_size_per_gpu"):
+        train, forward = "micro_train_batch_size_per_gpu", "micro_forward_batch_size_per_gpu"
+        for name in (train, forward):
             yield from ({f"trainer.{name}": rows} for rows in _halves(getattr(trainer, name)))
-        both = zip(
-            _halves(trainer.micro_train_batch_size_per_gpu),
-            _halves(trainer.micro_forward_batch_size_per_gpu),
-            strict=False,
-        )
-        for train, forward in both:
-            yield {
-                "trainer.micro_train_batch_size_per_gpu": train,
-                "trainer.micro_forward_batch_size_per_gpu": forward,
-            }
+        for halves in zip(_halves(getattr(trainer, train)), _halves(getattr(trainer, forward)), strict=False):
+            yield {f"trainer.{train}": halves[0], f"trainer.{forward}": halves[1]}
     if not backend_of(engine).is_embedded:
         steps = range(round(engine.gpu_memory_utilization * 20) - 1, round(LOWEST_UTILIZATION * 20) - 1, -1)
         yield from ({"generator.inference_engine.gpu_memory_utilization": step / 20} for step in steps)
@@ -155,7 +143,9 @@ def _changes(run: SkyRLTrainConfig) -> Iterator[Changes]:
     if (facts := facts_of(trainer)).weights_on_host:
         yield {f"trainer.{model}.{name}": value for model in models_of(run) for name, value in facts.on_host.items()}
     yield from _more_gpus(run)
-    yield from _larger_gpus(run)
+    for name, kind in sorted(GPU_KINDS.items(), key=lambda item: item[1].memory):
+        if kind.memory > (gpu_memory(run) or 0):
+            yield {"trainer.placement.gpu_kind": name}
 
 
 def _wider_engines(run: SkyRLTrainConfig) -> Iterator[Changes]:
@@ -173,8 +163,7 @@ def _wider_engines(run: SkyRLTrainConfig) -> Iterator[Changes]:
 
 def _more_gpus(run: SkyRLTrainConfig) -> Iterator[Changes]:
     """Multiples of the GPUs, on one machine if possible; engines that share them grow in number or width."""
-    times = 2
-    while times <= MOST_TIMES:
+    for times in (2, 4, 8, 16, 32, 64):
         changes: dict[str, Any] = {}
         for model in models_of(run):
             changes |= _grown(run, model, times)
@@ -184,7 +173,6 @@ def _more_gpus(run: SkyRLTrainConfig) -> Iterator[Changes]:
             engine, path = run.generator.inference_engine, "generator.inference_engine."
             wide = {f"{path}tensor_parallel_size": engine.tensor_parallel_size * wider} if wider > 1 else {}
             yield {**changes, f"{path}num_engines": engine.num_engines * times // wider, **wide}
-        times *= 2
 
 
 def _grown(run: SkyRLTrainConfig, model: str, times: int) -> Changes:
@@ -194,14 +182,6 @@ def _grown(run: SkyRLTrainConfig, model: str, times: int) -> Changes:
     on_a_node = min(8, gpus * times) if nodes == 1 and gpus <= 8 else gpus
     grown = {"num_gpus_per_node": (gpus, on_a_node), "num_nodes": (nodes, nodes * gpus * times // on_a_node)}
     return {f"trainer.placement.{model}_{name}": new for name, (old, new) in grown.items() if new != old}
-
-
-def _larger_gpus(run: SkyRLTrainConfig) -> Iterator[Changes]:
-    """Other kinds of GPU with more memory, the smallest first."""
-    memory = gpu_memory(run) or 0
-    for name, kind in sorted(GPU_KINDS.items(), key=lambda item: item[1].memory):
-        if kind.memory > memory:
-            yield {"trainer.placement.gpu_kind": name}
 
 
 def _halves(number: int) -> Iterator[int]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path as File
 
 from skyrl.tree.classes import leaf_paths
 from skyrl.tree.origins import Path, dotted
+from skyrl.tree.rules import join_choices
 
 _MOST = 3
 """Largest number of paths in a suggestion."""
@@ -45,10 +46,8 @@ def names_elsewhere(root: type[object], path: Path) -> tuple[str, list[str]]:
         return "", []
     who = {system: name for ours in chosen for system, name in systems[ours].items()}
     either = "or" if len(chosen) > 1 else "and"
-    return (
-        f"use {_join_words(meant, either)} instead ({next(iter(who.values()))} of {_join_words(list(who), 'and')})",
-        meant,
-    )
+    theirs = f"{next(iter(who.values()))} of {join_choices(list(who), 'and')}"
+    return f"use {join_choices(meant, either)} instead ({theirs})", meant
 
 
 def value_elsewhere(field: str, value: str) -> str:
@@ -58,13 +57,8 @@ def value_elsewhere(field: str, value: str) -> str:
         if names == target:
             ours = [assignment.replace("=", " = ") for assignment in assignments]
             bare_value = ours[0].removeprefix(f"{field} = ") if len(ours) == 1 else ""
-            return f"use {bare_value or _join_words(ours, 'and')} instead ({value} of {system})"
+            return f"use {bare_value or join_choices(ours, 'and')} instead ({value} of {system})"
     return ""
-
-
-def _join_words(words: Sequence[str], last: str) -> str:
-    """The words with commas, and the word `last` before the last one."""
-    return f" {last} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 @cache

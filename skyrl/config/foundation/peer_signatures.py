@@ -8,7 +8,7 @@ verl's `cliprange`, `cliprange_low` and `cliprange_high` are of its versions bef
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from typing import Any
 
 import attrs
 
@@ -76,12 +76,8 @@ def peer_signature_of(function: object, signatures: tuple[PeerSignature, ...]) -
         raise ValueError(f"{kind.__name__} has no __call__: its instances are called")
     if parameters is None:  # a builtin, of which nothing is known
         return None
-    required = [
-        parameter.name
-        for parameter in parameters
-        if parameter.default is parameter.empty and parameter.kind not in _REST
-    ]
-    names = {parameter.name for parameter in parameters}
+    required = [item.name for item in parameters if item.default is item.empty and item.kind not in _REST]
+    names = {item.name for item in parameters}
     signature = next((item for item in signatures if {*item.identifying} <= names), None)
     if signature is None:
         positional = [item for item in parameters if item.kind in _BY_POSITION]
@@ -101,21 +97,17 @@ def peer_signature_of(function: object, signatures: tuple[PeerSignature, ...]) -
     return signature
 
 
-def parameters_of(function: object) -> tuple[inspect.Parameter, ...] | None:
+def parameters_of(function: Any) -> tuple[inspect.Parameter, ...] | None:
     """Parameters that a call gives; for a class, those of its instances. None if Python knows none."""
     if isinstance(function, Imported):
         function = function.object
-    kind = function if isinstance(function, type) else type(function)
-    call = _call_of(kind)
+    is_class = isinstance(function, type)
+    call = _call_of(function if is_class else type(function))
     if inspect.isfunction(call):  # not the signature of the class, which its instances inherit
         return tuple(inspect.signature(call).parameters.values())[1:]
     try:
-        return (
-            None
-            if isinstance(function, type)
-            else tuple(inspect.signature(_require_callable(function)).parameters.values())
-        )
-    except (TypeError, ValueError):
+        return None if is_class else tuple(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # it cannot be called, or Python knows no parameters of it
         return None
 
 
@@ -130,12 +122,6 @@ _BY_POSITION = (
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
     inspect.Parameter.VAR_POSITIONAL,
 )
-
-
-def _require_callable(function: object) -> Callable[..., object]:
-    if not callable(function):
-        raise TypeError(f"{function!r:.100} cannot be called")
-    return function
 
 
 def _signature_text(function: object, parameters: tuple[inspect.Parameter, ...]) -> str:

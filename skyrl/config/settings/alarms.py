@@ -134,13 +134,10 @@ def alarms_of(written: Sequence[AlarmConfig], *, defaults: bool) -> tuple[AlarmC
     alarms = {name: alarm.config for name, alarm in DEFAULT_ALARMS.items()} if defaults else {}
     for alarm in written:
         name = alarm.name or alarm.metric
-        known = DEFAULT_ALARMS.get(name)
-        alarms[name] = _changed(known.config, alarm) if known else attrs.evolve(alarm, name=name)
+        if name in DEFAULT_ALARMS:  # keeps its values for fields that are left out
+            plain = {key: attribute.default for key, attribute in fields_of(AlarmConfig).items()}
+            changes = {key: getattr(alarm, key) for key in plain if getattr(alarm, key) != plain[key]}
+            alarms[name] = attrs.evolve(DEFAULT_ALARMS[name].config, **changes)
+        else:
+            alarms[name] = attrs.evolve(alarm, name=name)
     return tuple(alarm for alarm in alarms.values() if alarm.action != "off")
-
-
-def _changed(default: AlarmConfig, written: AlarmConfig) -> AlarmConfig:
-    """The default alarm with the written fields whose values differ from the defaults of `AlarmConfig`."""
-    plain = {name: attribute.default for name, attribute in fields_of(AlarmConfig).items()}
-    changes = {name: getattr(written, name) for name in plain if getattr(written, name) != plain[name]}
-    return attrs.evolve(default, **changes)

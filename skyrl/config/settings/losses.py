@@ -308,11 +308,12 @@ USER_LOSS = LossFacts(reads_rollout_logprobs=None)
 
 def asks_for_correction(correction: OffPolicyCorrectionConfig) -> bool:
     """Whether any correction is on."""
-    bounds = (
+    switches = (
+        correction.tis_ratio_type,
+        correction.sequence_mask_metric,
         correction.outlier_token_is_threshold_low,
         correction.outlier_token_is_threshold_high,
         correction.token_mask_is_threshold_low,
         correction.token_mask_is_threshold_high,
     )
-    method = correction.tis_ratio_type or correction.sequence_mask_metric
-    return method is not None or any(bound is not None for bound in bounds)
+    return any(switch is not None for switch in switches)

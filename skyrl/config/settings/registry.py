@@ -97,9 +97,8 @@ class Registry:
             return settings
         instance = self._instantiate(name, settings)
         if not callable(instance):
-            raise ConfigError(
-                [Problem(path=self.field, message=f"{name} is not a valid {self.kind}: it has no __call__")]
-            )
+            message = f"{name} is not a valid {self.kind}: it has no __call__"
+            raise ConfigError([Problem(path=self.field, message=message)])
         return instance
 
     def declaring(self, name: str, settings: Any) -> Any:

@@ -69,9 +69,8 @@ class SamplerConfig(BaseConfig):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all samplers that draw at some step."""
-        return (
-            (self.sampler, *(stage.sampler for stage in self.stages)) if self.sampler == "schedule" else (self.sampler,)
-        )
+        stages = self.stages if self.sampler == "schedule" else ()
+        return (self.sampler, *(stage.sampler for stage in stages))
 
     def built_in(self) -> tuple[str, ...]:
         """Names of the built-in samplers that this kind of run has."""
@@ -224,6 +223,5 @@ def _unknown(path: str, name: str, known: Sequence[str]) -> Problem:
     near = nearest(name, known)
     meant = f"did you mean {near}? " if near else ""
     own = "; your own: file.py:name or module:name" if path == "sampler" else ""
-    return Problem(
-        path=path, message=f"there is no sampler {name!r} here", hint=f"{meant}Built in: {', '.join(known)}{own}"
-    )
+    hint = f"{meant}Built in: {', '.join(known)}{own}"
+    return Problem(path=path, message=f"there is no sampler {name!r} here", hint=hint)

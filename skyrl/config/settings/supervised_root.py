@@ -28,7 +28,7 @@ _OWN_NAMES = {"use_sample_packing": "use_sequence_packing", "resume_mode": "resu
 TrainOnWhat = Literal["last_assistant_message", "all_assistant_messages", "all_tokens"]
 """Part of a chat that is learned."""
 
-_sources = rule_of_one_field(lambda value: all(value), "names that are not empty")
+_sources = rule_of_one_field(all, "names that are not empty")
 _weights = rule_of_one_field(lambda value: all(weight > 0 for weight in value), "positive numbers")
 
 
