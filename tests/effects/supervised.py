@@ -17,8 +17,8 @@ from attrs import evolve
 from torch import nn
 
 from skyrl.config.derive.supervised_rules import MODEL
-from skyrl.config.loading.preference_kind import REFERENCE
 from skyrl.config.loading.stored import stored_tree
+from skyrl.config.loading.supervised_kinds import REFERENCE
 from skyrl.errors import ResumeError, RunError, UserError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.learners.workers.group import ScorerGroup

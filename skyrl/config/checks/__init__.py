@@ -5,14 +5,12 @@ What must hold is a check's name and docstring. `loading/kinds.py` lists the mod
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from skyrl.errors import Problem
-    from skyrl.tree.rules import Check
+from skyrl.errors import Problem
+from skyrl.tree.rules import Check
 
 
 def checks_in(*modules: ModuleType) -> tuple[Check[Any], ...]:
@@ -31,3 +29,8 @@ def functions_in(module: ModuleType, *arguments: str) -> tuple[Callable[..., Ite
         and [*value.__annotations__] == [*arguments, "return"]
         and value.__annotations__["return"] == "Iterator[Problem]"
     )
+
+
+def warning(path: str, message: str, hint: str = "") -> Problem:
+    """A problem that stops no run, except under `--strict`."""
+    return Problem(path=path, message=message, hint=hint, severity="warning")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks import warning
 from skyrl.config.derive.algorithm_facts import estimator_facts, is_peer_loss, loss_facts
 from skyrl.config.derive.rl_models import distills, gives_whole_distributions, has_critic, has_teacher
 from skyrl.config.foundation.import_paths import is_import_path
@@ -43,11 +44,10 @@ def critic_values_are_read(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A critic is only useful with an estimator that reads its values, such as gae."""
     name = run.trainer.algorithm.advantage_estimator
     if run.trainer.critic.model.path and estimator_facts(run.trainer.algorithm).reads_values is False:
-        yield Problem(
+        yield warning(
             path="trainer.critic.model.path",
             message=f"{name} does not use a critic's values, so training the critic would be wasted",
             hint="use advantage_estimator = gae, or leave the critic out",
-            severity="warning",
         )
 
 
@@ -98,11 +98,10 @@ def group_advantages_need_several_samples(run: SkyRLTrainConfig) -> Iterator[Pro
     if loss_facts(run.trainer.algorithm).learns_from_pairs:
         return
     if estimator_facts(run.trainer.algorithm).is_group_relative and run.generator.n_samples_per_prompt == 1:
-        yield Problem(
+        yield warning(
             path="generator.n_samples_per_prompt",
             message=f"{name} compares the samples of a prompt, and there is only one",
             hint="use 4 or more",
-            severity="warning",
         )
 
 
@@ -239,10 +238,9 @@ def sequence_loss_weighs_answers_equally(run: SkyRLTrainConfig) -> Iterator[Prob
     """A loss with one ratio for a whole answer should not count long answers more."""
     algorithm = run.trainer.algorithm
     if loss_facts(algorithm).expects_sequence_mean and algorithm.loss_reduction != "sequence_mean":
-        yield Problem(
+        yield warning(
             path=_ALGORITHM + "loss_reduction",
             message=f"{algorithm.policy_loss_type} is meant for sequence_mean, and this is {algorithm.loss_reduction}",
-            severity="warning",
         )
 
 
@@ -275,8 +273,9 @@ def overlong_buffer_fits(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def _exists(name: str, registry: Registry, settings: object) -> Iterator[Problem]:
     if name in registry.built_in:
         return
-    if name in registry.names() or is_import_path(name):
-        if name not in registry.names() and not follows("all"):
+    known = registry.names()
+    if name in known or is_import_path(name):
+        if name not in known and not follows("all"):
             return  # it is listed as not checked
         try:
             registry.object(name, settings)
@@ -285,7 +284,6 @@ def _exists(name: str, registry: Registry, settings: object) -> Iterator[Problem
         return
     from skyrl.config.foundation.foreign_names import value_elsewhere  # for a message alone
 
-    known = registry.names()
     meant = nearest(name, known)
     hint = value_elsewhere(registry.field, name) or (
         f"did you mean {meant}?" if meant else f"available: {', '.join(known)}, or module:name, file.py:name"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks import warning
 from skyrl.config.derive.algorithm_facts import loss_facts
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.settings.fully_async import FullyAsyncConfig
@@ -11,11 +12,6 @@ from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 
 _ASYNC = "trainer.fully_async"
-
-
-def is_off_policy(run: SkyRLTrainConfig) -> bool:
-    """Whether samples drawn by older weights are trained on."""
-    return run.trainer.fully_async.enabled and run.trainer.fully_async.max_staleness_steps > 0
 
 
 def _keeps_keys_and_values(settings: FullyAsyncConfig) -> bool:
@@ -101,13 +97,13 @@ def kept_cache_needs_awake_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def stale_samples_are_corrected(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Off-policy training without a correction degrades (AReaL, arXiv:2505.24298, table 2)."""
-    if is_off_policy(run) and not is_corrected(run):
-        yield Problem(
+    settings = run.trainer.fully_async
+    if settings.enabled and settings.max_staleness_steps > 0 and not is_corrected(run):
+        yield warning(
             path="trainer.algorithm.policy_loss_type",
-            message=f"samples are up to {run.trainer.fully_async.max_staleness_steps} versions old "
+            message=f"samples are up to {settings.max_staleness_steps} versions old "
             f"({_ASYNC}.max_staleness_steps), and nothing in the loss corrects for it",
             hint='set it to "decoupled", or trainer.algorithm.off_policy_correction.tis_ratio_type = "token"',
-            severity="warning",
         )
 
 
@@ -116,11 +112,10 @@ def interpolation_needs_stale_samples(run: SkyRLTrainConfig) -> Iterator[Problem
     settings = run.trainer.fully_async
     staleness = settings.max_staleness_steps if settings.enabled else 0
     if run.trainer.algorithm.old_logprobs == "interpolated" and staleness < 2:
-        yield Problem(
+        yield warning(
             path="trainer.algorithm.old_logprobs",
             message=f"interpolated is the same as engine here: no sample is more than {staleness} versions old",
             hint=f"set it to learner, or {_ASYNC}.enabled = true and max_staleness_steps to 2 or more",
-            severity="warning",
         )
 
 

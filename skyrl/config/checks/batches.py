@@ -28,10 +28,8 @@ from skyrl.planning.batches import (
 def mini_batch_units_agree(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A mini-batch size in samples, if written, equals the one derived from prompts."""
     for role in (name for name, role in RL_ROLES.items() if role.learns):
-        prompts, samples = (
-            getattr(run.trainer, f"{role}_mini_batch_size"),
-            getattr(run.trainer, f"{role}_mini_batch_size_in_samples"),
-        )
+        prompts = getattr(run.trainer, f"{role}_mini_batch_size")
+        samples = getattr(run.trainer, f"{role}_mini_batch_size_in_samples")
         derived = prompts * run.generator.n_samples_per_prompt
         if samples is not None and samples != derived:
             yield Problem(

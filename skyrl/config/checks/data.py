@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import inf
 
+from skyrl.config.checks import warning
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import draws_rollouts
 from skyrl.config.foundation.import_paths import is_import_path
@@ -47,11 +48,10 @@ def environment_is_known(run: SkyRLTrainConfig) -> Iterator[Problem]:
             continue
         near = nearest(name, tuple(ENVIRONMENTS))
         hint = f"did you mean {near}? " if near else ""
-        yield Problem(
+        yield warning(
             path="environment.env_class",
             message=f"no environment {name!r} is built in; the run stops with an error unless a program registers it",
             hint=f"{hint}Built in: {', '.join(ENVIRONMENTS)}; your own: file.py:name or module:name",
-            severity="warning",
         )
 
 
@@ -122,7 +122,7 @@ def mcp_has_a_reward(run: SkyRLTrainConfig) -> Iterator[Problem]:
         near = nearest(reward, tuple(ENVIRONMENTS))
         message = f"no environment {reward!r} is built in; the run stops with an error unless a program registers it"
         hint = f"did you mean {near}?" if near else "your own: file.py:name or module:name"
-        yield Problem(path=path, message=message, hint=hint, severity="warning")
+        yield warning(path=path, message=message, hint=hint)
     elif ENVIRONMENTS[reward].judges_whole_group:
         message = f"{reward} compares the answers of a group, and cannot judge one"
         yield Problem(path=path, message=message, hint="name one that judges single answers, or a reward function")
@@ -149,12 +149,12 @@ def reasoning_tasks_are_valid(run: SkyRLTrainConfig) -> Iterator[Problem]:
             if others and not is_derived:
                 message = f"reasoning_gym judges rows of its own tasks, and {others[0]} has others"
                 hint = f"leave it out, write {SCHEME}TASK, or let its rows name their environment"
-                yield Problem(path=f"data.{name}", message=message, hint=hint, severity="warning")
+                yield warning(path=f"data.{name}", message=message, hint=hint)
             tasks = [source for source in getattr(run.data, name) if source.startswith(SCHEME)]
             if len(environment.names) > 1 and any("names_environment=false" not in source for source in tasks):
                 message = f"its rows name {REASONING_GYM}, which alone rewards them"
                 hint = "add names_environment=false to its parameters, or leave it out"
-                yield Problem(path=f"data.{name}", message=message, hint=hint, severity="warning")
+                yield warning(path=f"data.{name}", message=message, hint=hint)
     if played and is_installed() and (reason := prompt_refusal(environment.skyrl_gym.reasoning_gym.system_prompt)):
         yield Problem(path="environment.skyrl_gym.reasoning_gym.system_prompt", message=reason)
     for task, settings in played.items():
@@ -184,7 +184,7 @@ def data_sources_are_distinct(run: SkyRLTrainConfig) -> Iterator[Problem]:
         twice = [source for source, count in Counter(sources).items() if count > 1]
         if twice:
             message = f"{', '.join(twice)} is listed more than once, so its prompts are repeated"
-            yield Problem(path=f"data.{name}", message=message, severity="warning")
+            yield warning(path=f"data.{name}", message=message)
 
 
 def training_sources_have_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:

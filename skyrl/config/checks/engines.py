@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from skyrl.config.checks import warning
 from skyrl.config.checks.asynchronous import is_corrected
 from skyrl.config.derive.engine_backends import GROUP_TRANSPORTS, backend_of, backends_that, engine_dtype, server_urls
 from skyrl.config.derive.engine_options import refused_options
@@ -59,16 +60,12 @@ def servers_support_weight_transport(run: SkyRLTrainConfig) -> Iterator[Problem]
         known = engine.weight_sync_backend in able
         of_ray = " from a learner that is not on Ray" if known else ""
         or_ray = ", or set trainer.placement.executor = ray" if known else ""
+        them = f"engines of the kind {engine.backend}" if starts_engines(run) else "engines that run already"
         yield Problem(
             path=f"{_ENGINE}.weight_sync_backend",
-            message=f"{engine.weight_sync_backend} does not reach {_whom(run)}{of_ray}",
+            message=f"{engine.weight_sync_backend} does not reach {them}{of_ray}",
             hint=f"leave it out: it is derived; possible values: {', '.join(choices)}{or_ray}",
         )
-
-
-def _whom(run: SkyRLTrainConfig) -> str:
-    engine = run.generator.inference_engine
-    return f"engines of the kind {engine.backend}" if starts_engines(run) else "engines that run already"
 
 
 def object_store_needs_delta_transport(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -93,11 +90,10 @@ def external_token_needs_https(run: SkyRLTrainConfig) -> Iterator[Problem]:
     urls = (*server_urls(engine), *filter(None, [engine.external_proxy_url]))
     open_ones = [url for url in urls if url.startswith("http:") and not _THIS_MACHINE.match(url)]
     if engine.external_token is not None and not starts_engines(run) and open_ones:
-        yield Problem(
+        yield warning(
             path=f"{_ENGINE}.external_token",
             message=f"is sent to {open_ones[0]} without encryption",
             hint="serve the engines over https, or use a private network",
-            severity="warning",
         )
 
 
@@ -184,12 +180,11 @@ def quantized_samples_are_corrected(run: SkyRLTrainConfig) -> Iterator[Problem]:
         return
     rounded = engine_dtype(engine, learners)
     if rounded != learners:
-        yield Problem(
+        yield warning(
             path=f"{_ENGINE}.rollout_dtype",
             message=f"samples are drawn in {rounded} and learned from in {learners}, and nothing in the loss corrects "
             "for the difference",
             hint='set trainer.algorithm.off_policy_correction.tis_ratio_type = "token"',
-            severity="warning",
         )
 
 

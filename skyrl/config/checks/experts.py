@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks import warning
 from skyrl.config.derive.engine_backends import backend_of, backends_that, kind_of_engine
 from skyrl.config.derive.sizes import draws_rollouts, models_of
 from skyrl.config.settings.root import SkyRLTrainConfig
@@ -12,16 +13,15 @@ from skyrl.errors import Problem
 
 _ENGINE, _RETURNED = "generator.inference_engine", "enable_return_routed_experts"
 
-_COSTS = ("router_aux_loss_coef", "router_z_loss_coef")
-
 
 def routers_receive_gradients(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Reentrant checkpointing propagates gradients through the outputs of transformers' layers only, and router losses
     are not among those.
     """
     trainer = run.trainer
-    costs = facts_of(trainer).recomputation is None and any(getattr(trainer.policy, name) for name in _COSTS)
-    if costs and trainer.recompute_activations and trainer.gradient_checkpointing_use_reentrant:
+    costs = trainer.policy.router_aux_loss_coef or trainer.policy.router_z_loss_coef
+    recomputes = trainer.recompute_activations and facts_of(trainer).recomputation is None
+    if costs and recomputes and trainer.gradient_checkpointing_use_reentrant:
         yield Problem(
             path="trainer.gradient_checkpointing_use_reentrant",
             message="router losses get no gradient through reentrant gradient checkpointing",
@@ -32,12 +32,10 @@ def routers_receive_gradients(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def replay_needs_returned_experts(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Routing replay needs an engine that returns the experts of each token."""
     engine = run.generator.inference_engine
-    for model in models_of(run):
+    for model in models_of(run) if draws_rollouts(run) else ():
         if model == "critic" or not getattr(run.trainer, model).moe_enable_routing_replay:
             continue
         path = f"trainer.{model}.moe_enable_routing_replay"
-        if not draws_rollouts(run):
-            continue
         if _RETURNED not in backend_of(engine).fields:
             able = backends_that(lambda backend: _RETURNED in backend.fields)
             message = f"engines of the kind {kind_of_engine(engine)} do not return the experts of a rollout"
@@ -75,9 +73,8 @@ def router_matches_model_config(run: SkyRLTrainConfig) -> Iterator[Problem]:
             "moe_router_load_balancing_type": config.moe_router_load_balancing_type == "sinkhorn",
         }
         for name in (name for name, is_changed in changed.items() if is_changed):
-            yield Problem(
+            yield warning(
                 path=f"trainer.{model}.megatron_config.{name}",
                 message="engines route as the model's own configuration says: their log-probabilities will differ",
                 hint="leave it out, unless the model was trained with it",
-                severity="warning",
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks import warning
 from skyrl.config.derive.algorithm_facts import loss_facts
 from skyrl.config.derive.rl_models import (
     POLICY,
@@ -18,17 +19,14 @@ from skyrl.config.settings.strategies import reads
 from skyrl.errors import Problem
 from skyrl.tree import get_at
 
-_ENGINE = "generator.inference_engine"
-
 
 def adapters_exclude_delta_transport(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """An adapter is sent whole, so it cannot travel by delta, which compares whole weights."""
-    engine = run.generator.inference_engine
-    if run.trainer.policy.model.lora.rank == 0:
-        return
-    if engine.weight_sync_backend == "delta":
+    if run.trainer.policy.model.lora.rank and run.generator.inference_engine.weight_sync_backend == "delta":
         message = "delta sends changes of full weights, but this run trains an adapter"
-        yield Problem(path=f"{_ENGINE}.weight_sync_backend", message=message, hint="set it to nccl or gloo")
+        yield Problem(
+            path="generator.inference_engine.weight_sync_backend", message=message, hint="set it to nccl or gloo"
+        )
 
 
 def adapters_receive_gradients(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -62,11 +60,10 @@ def reference_has_policys_initial_adapter(run: SkyRLTrainConfig) -> Iterator[Pro
     if not has_reference(run) or not policy.lora.rank or ref.path not in (None, policy.path):
         return
     if policy.lora.path not in (None, ref.lora.path):
-        yield Problem(
+        yield warning(
             path="trainer.ref.model.lora.path",
             message="the policy starts from an adapter that the reference does not have: the KL begins above 0",
             hint="set trainer.ref.model.lora to the values of trainer.policy.model.lora",
-            severity="warning",
         )
 
 
@@ -171,28 +168,24 @@ def lora_dropout_makes_ratios_noisy(run: SkyRLTrainConfig) -> Iterator[Problem]:
     for model, (numbers, compares) in compared.items():
         lora = getattr(trainer, model).model.lora
         if lora.rank and lora.dropout and compares:
-            yield Problem(
+            yield warning(
                 path=f"trainer.{model}.model.lora.dropout",
                 message=f"{lora.dropout} adds noise: the loss compares with {numbers} computed without dropout",
                 hint="set it to 0",
-                severity="warning",
             )
 
 
 def _compares_logprobs(run: SkyRLTrainConfig) -> bool:
     """Whether the policy's loss compares with log-probabilities of an earlier pass; True if unknown."""
     algorithm = run.trainer.algorithm
-    compares = (
-        scores_old_logprobs(algorithm, POLICY.optimizer_steps(run)) or loss_facts(algorithm).reads_rollout_logprobs
-    )
-    return compares is not False
+    scores = scores_old_logprobs(algorithm, POLICY.optimizer_steps(run))
+    return scores or loss_facts(algorithm).reads_rollout_logprobs is not False
 
 
 def determinism_is_tested_on_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Bit-for-bit repeatable kernels are tested on CPUs only; on CUDA they are not guaranteed yet."""
     if run.trainer.deterministic and run.trainer.device == "cuda":
-        yield Problem(
+        yield warning(
             path="trainer.deterministic",
             message="bit-for-bit reproducible runs are guaranteed on a CPU only",
-            severity="warning",
         )

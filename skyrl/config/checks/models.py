@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
-from skyrl.config.checks import functions_in, megatron
+from skyrl.config.checks import functions_in, megatron, warning
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.errors import Problem
@@ -114,17 +114,12 @@ def lora_modules_are_listed(run: RunConfig, model: Role) -> Iterator[Problem]:
         if _PLAIN_NAME.fullmatch(value):
             message = f"{value!r} is a regular expression for a module's full name, but matches no module"
             yield Problem(path=path, message=message, hint=f'for every module of that name, write ["{value}"]')
-        elif error := _regex_error(value):
+            continue
+        try:
+            re.compile(value)
+        except re.error as error:
             message = f"{value!r} is not a regular expression: {error}"
             yield Problem(path=path, message=message, hint="such as .*_proj, or a list of names")
-
-
-def _regex_error(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        return str(error)
-    return ""
 
 
 # Optimizers.
@@ -150,10 +145,10 @@ def learning_rates_suit_fine_tuning(run: RunConfig, model: Role) -> Iterator[Pro
         return
     settings = model.section(run).optimizer_config
     if settings.lr == 0:
-        yield _slip(model.at("optimizer_config.lr"), "0 changes no weight: nothing is learned", "1e-6 is usual")
+        yield warning(model.at("optimizer_config.lr"), "0 changes no weight: nothing is learned", "1e-6 is usual")
     elif settings.optimizer != "sgd" and settings.lr > LARGEST_RATE:
         message = f"{settings.lr} changes every weight by about that in each step"
-        yield _slip(model.at("optimizer_config.lr"), message, "1e-6 is usual")
+        yield warning(model.at("optimizer_config.lr"), message, "1e-6 is usual")
 
 
 def optimizer_settings_are_plausible(run: RunConfig, model: Role) -> Iterator[Problem]:
@@ -165,14 +160,14 @@ def optimizer_settings_are_plausible(run: RunConfig, model: Role) -> Iterator[Pr
     settings = model.section(run).optimizer_config
     if settings.weight_decay > LARGEST_DECAY:
         message = f"{settings.weight_decay} shrinks every weight by that, times the learning rate, in each step"
-        yield _slip(model.at("optimizer_config.weight_decay"), message, "0.01 is usual")
+        yield warning(model.at("optimizer_config.weight_decay"), message, "0.01 is usual")
     if settings.optimizer != "sgd" and settings.adam_eps > LARGEST_EPSILON:
         message = f"{settings.adam_eps} is above most gradients, so that steps are smaller than lr says"
-        yield _slip(model.at("optimizer_config.adam_eps"), message, "1e-8 is usual")
+        yield warning(model.at("optimizer_config.adam_eps"), message, "1e-8 is usual")
     first, second = settings.adam_betas
     if settings.optimizer != "sgd" and second < first:
         message = f"the second moment, of {second}, is shorter than the first, of {first}"
-        yield _slip(model.at("optimizer_config.adam_betas"), message, "[0.9, 0.999] is usual")
+        yield warning(model.at("optimizer_config.adam_betas"), message, "[0.9, 0.999] is usual")
 
 
 # FSDP.
@@ -412,10 +407,6 @@ def _is_sharded(run: RunConfig, model: Role) -> bool:
 
 def _trains_by_deepspeed(run: RunConfig, model: Role) -> bool:
     return model.learns and model.reads(run, "deepspeed_config")
-
-
-def _slip(path: str, message: str, hint: str) -> Problem:
-    return Problem(path=path, message=message, hint=hint, severity="warning")
 
 
 def _zero(model: Role, field: str) -> str:

@@ -1,4 +1,5 @@
-"""Checks of placement: models and engines fit the GPUs that they are given, and each other.
+"""Checks of placement: models and engines fit the GPUs that they are given, and each other; allocation strings agree
+with the fields.
 
 A rule applies only where what it constrains is in use. Whether the cluster has enough GPUs is checked when a run
 starts.
@@ -10,7 +11,10 @@ import re
 from collections.abc import Iterator
 from itertools import product
 
+from skyrl.config.checks import warning
 from skyrl.config.checks.every_kind import processes_fit_cluster
+from skyrl.config.derive.allocation import PATH as ALLOCATION
+from skyrl.config.derive.allocation import ROLES, allocation_of, contradictions, strategy_of
 from skyrl.config.derive.engine_backends import backend_of, server_urls
 from skyrl.config.derive.rl_models import RL_ROLES
 from skyrl.config.derive.sizes import (
@@ -87,9 +91,7 @@ def run_fits_cluster(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def colocated_models_have_equal_ranks(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Models that take turns on the same GPUs have a rank on every one of them."""
     placement = run.trainer.placement
-    if not on_ray(run):
-        return
-    if not (placement.colocate_all or placement.colocate_policy_ref):
+    if not on_ray(run) or not (placement.colocate_all or placement.colocate_policy_ref):
         return
     switch = "colocate_all" if placement.colocate_all else "colocate_policy_ref"
     for model in models_of(run):
@@ -223,6 +225,98 @@ def mp_engine_has_one_node(run: SkyRLTrainConfig) -> Iterator[Problem]:
             f"{grid.gpus_per_node} of a node",
             hint="set it to ray, or let tensor x pipeline x data divide trainer.placement.policy_num_gpus_per_node",
         )
+
+
+def allocation_matches_fields(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A field that is written as well as the allocation has the allocation's value."""
+    for path, (written, expected) in contradictions(run).items():
+        yield Problem(
+            path=path,
+            message=f"{written!r}, but {ALLOCATION} = {run.trainer.placement.allocation} sets it to {expected!r}",
+            hint="leave one of them out",
+        )
+
+
+def allocation_has_engines_and_learners(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A run that samples and trains needs engines and learners in its allocation."""
+    allocation = allocation_of(run)
+    if allocation is None:
+        return
+    if allocation.kind == "serving alone":
+        hint = "add learners, as in vllm:d4+fsdp:d4; `skyrl eval` evaluates a model without any"
+        yield Problem(path=ALLOCATION, message="names only engines, but this run trains", hint=hint)
+    if allocation.kind == "learning alone" and starts_engines(run):
+        hint = "add engines, as in vllm:d4+fsdp:d4"
+        yield Problem(path=ALLOCATION, message="names only learners, but this run starts engines", hint=hint)
+
+
+def allocation_places_every_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Each model of the run is a part of its own, or shares the policy's."""
+    allocation = allocation_of(run)
+    if allocation is None or not allocation.learners:
+        return
+    if allocation.learner("policy", "actor") is None:
+        names = ", ".join(part.name for part in allocation.learners)
+        yield Problem(
+            path=ALLOCATION,
+            message=f"no part is the policy's: the learners are {names}",
+            hint="name one of them [actor]",
+        )
+    known = {"actor", *ROLES}
+    for part in allocation.learners:
+        if part.name and part.name not in known:
+            yield Problem(
+                path=ALLOCATION,
+                message=f"no model of a run is called {part.name!r}",
+                hint=f"the models of this run are {', '.join(models_of(run))}",
+            )
+
+
+def allocation_degrees_are_supported(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """FSDP splits weights, sequences, matrices and experts; pipelines are Megatron's, and so are experts that are split
+    otherwise than the attention. One strategy serves a run.
+    """
+    allocation = allocation_of(run)
+    parts = () if allocation is None else allocation.learners
+    for part in parts:
+        facts = strategy_of(part)
+        if part.degrees.pipeline > 1 and "pipeline" not in facts.degrees:
+            degree = part.degrees.pipeline
+            message = f"{part.learner} learners have no pipeline parallelism, but the pipeline degree is {degree}"
+            yield Problem(path=ALLOCATION, message=message, hint="leave it out: d, t, c and e are supported")
+        if part.experts is not None and part.experts.tensor > 1 and "expert_tensor" not in facts.degrees:
+            message = (
+                f"{part.learner} learners split experts by e alone, but their tensor degree is {part.experts.tensor}"
+            )
+            yield Problem(path=ALLOCATION, message=message, hint="leave it out: d, t, c and e are supported")
+    if len({strategy_of(part).table for part in parts}) > 1:
+        yield Problem(
+            path=ALLOCATION,
+            message="some learners use Megatron and some do not",
+            hint="use one backend for all learners",
+        )
+
+
+def run_fits_gpu_memory(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The run fits its kind of GPU by an estimate that counts tensors; allocators differ, so it is only a warning."""
+    if (kind := run.trainer.placement.gpu_kind) is None:
+        return
+    from skyrl.config.estimates.memory_fit import (  # slow to import, and most runs name no kind
+        as_arguments,
+        described,
+        verdict_of,
+    )
+
+    verdict = verdict_of(run)
+    if verdict is None or verdict.fits:
+        return
+    settings = verdict.over[0].settings if verdict.over else ("generator.inference_engine.gpu_memory_utilization",)
+    hint = f"set {as_arguments(verdict.nearest)}" if verdict.nearest else "use a smaller model or shorter answers"
+    yield warning(
+        path=settings[0],
+        message=f"does not fit {kind}: {described(verdict)}",
+        hint=f"{hint}; `skyrl plan` prints every phase",
+    )
 
 
 def _require_one(path: str, number: int, subject: str) -> Iterator[Problem]:

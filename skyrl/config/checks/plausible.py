@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks import warning
 from skyrl.config.derive.algorithm_facts import loss_facts
 from skyrl.config.effects.algorithm import ALGORITHM_EFFECTS
 from skyrl.config.settings.root import SkyRLTrainConfig
@@ -47,7 +48,7 @@ def training_sampling_is_not_truncated(run: SkyRLTrainConfig) -> Iterator[Proble
     drawn = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
     for name in (name for name, is_cut in drawn.items() if is_cut):
         message = f"{getattr(sampling, name)} truncates a distribution that the learner scores whole, so ratios are off"
-        yield _warning(f"generator.sampling_params.{name}", message, "leave it out in training; evaluation may have it")
+        yield warning(f"generator.sampling_params.{name}", message, "leave it out in training; evaluation may have it")
 
 
 def training_temperature_is_plausible(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -55,7 +56,7 @@ def training_temperature_is_plausible(run: SkyRLTrainConfig) -> Iterator[Problem
     temperature = run.generator.sampling_params.temperature
     if temperature > HOTTEST:
         message = f"{temperature} makes nearly every token a random one"
-        yield _warning("generator.sampling_params.temperature", message, "1.0 is usual")
+        yield warning("generator.sampling_params.temperature", message, "1.0 is usual")
 
 
 def algorithm_settings_are_plausible(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -66,14 +67,14 @@ def algorithm_settings_are_plausible(run: SkyRLTrainConfig) -> Iterator[Problem]
         value = get_at(run, path)
         covering = [effect for effect in ALGORITHM_EFFECTS if f"{path}.".startswith(f"{effect.path}.")]
         if value > largest and all(effect.condition.holds(run) for effect in covering):
-            yield _warning(path, f"{value}: {consequence}", usual)
+            yield warning(path, f"{value}: {consequence}", usual)
 
 
 def reward_scale_is_not_zero(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A factor of 0 makes all rewards the same, from which nothing is learned."""
     if run.trainer.algorithm.reward_shaping.scale == 0:
         message = "0 makes all rewards the same: nothing is learned from them"
-        yield _warning("trainer.algorithm.reward_shaping.scale", message, "1.0 leaves rewards as they are")
+        yield warning("trainer.algorithm.reward_shaping.scale", message, "1.0 leaves rewards as they are")
 
 
 def kl_penalty_has_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -81,7 +82,7 @@ def kl_penalty_has_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
     algorithm = run.trainer.algorithm
     if algorithm.use_kl_loss and algorithm.kl_loss_coef == 0 and not loss_facts(algorithm).learns_from_pairs:
         message = "the KL loss is on with weight 0, so it has no effect, but the reference is still computed"
-        yield _warning("trainer.algorithm.kl_loss_coef", message, "set trainer.algorithm.use_kl_loss = false")
+        yield warning("trainer.algorithm.kl_loss_coef", message, "set trainer.algorithm.use_kl_loss = false")
 
 
 def ratio_cap_reaches_one(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -93,7 +94,7 @@ def ratio_cap_reaches_one(run: SkyRLTrainConfig) -> Iterator[Problem]:
     cap = getattr(correction, name, None)
     if cap is not None and cap < 1:
         message = f"{cap} is below 1, so even samples without any difference are weighted down"
-        yield _warning(f"trainer.algorithm.off_policy_correction.{name}", message, "2.0 is usual")
+        yield warning(f"trainer.algorithm.off_policy_correction.{name}", message, "2.0 is usual")
 
 
 def warmup_ends_within_run(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -105,7 +106,7 @@ def warmup_ends_within_run(run: SkyRLTrainConfig) -> Iterator[Problem]:
     steps = trainer.max_training_steps * (in_a_step if settings.schedule_unit == "optimizer_step" else 1)
     if settings.num_warmup_steps >= steps:
         message = f"{settings.num_warmup_steps} steps of warm-up, and the run has {steps}: it never reaches lr"
-        yield _warning("trainer.policy.optimizer_config.num_warmup_steps", message, "take fewer")
+        yield warning("trainer.policy.optimizer_config.num_warmup_steps", message, "take fewer")
 
 
 def longest_sequence_fits_micro_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -116,7 +117,7 @@ def longest_sequence_fits_micro_batch(run: SkyRLTrainConfig) -> Iterator[Problem
             f"{budget} is below the longest sequence, trainer.algorithm.max_seq_len = {longest}, which then gets a "
             "pass of its own"
         )
-        yield _warning("trainer.max_tokens_per_microbatch", message, "give at least the longest sequence")
+        yield warning("trainer.max_tokens_per_microbatch", message, "give at least the longest sequence")
 
 
 def engine_dtype_matches_learner(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -124,7 +125,7 @@ def engine_dtype_matches_learner(run: SkyRLTrainConfig) -> Iterator[Problem]:
     engine, learner = run.generator.inference_engine, run.trainer.compute_dtype
     if engine.model_dtype in HALVES and learner == "bfloat16":
         message = f"{engine.model_dtype} rounds differently from the learner's bfloat16, so ratios are off by that"
-        yield _warning("generator.inference_engine.model_dtype", message, "use bfloat16 on both sides")
+        yield warning("generator.inference_engine.model_dtype", message, "use bfloat16 on both sides")
 
 
 def engines_leave_learner_memory(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -132,14 +133,14 @@ def engines_leave_learner_memory(run: SkyRLTrainConfig) -> Iterator[Problem]:
     share = run.generator.inference_engine.gpu_memory_utilization
     if run.trainer.placement.colocate_all and run.trainer.device == "cuda" and share > 0.95:
         message = f"{share} of a GPU that is shared with the learner leaves the learner no memory"
-        yield _warning("generator.inference_engine.gpu_memory_utilization", message, "0.8 is usual")
+        yield warning("generator.inference_engine.gpu_memory_utilization", message, "0.8 is usual")
 
 
 def evaluation_data_is_held_out(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A score on training prompts says little about new ones."""
     both = [source for source in run.data.val_data if source in set(run.data.train_data)]
     if both:
-        yield _warning("data.val_data", f"{', '.join(both)} is trained on, too", "hold some rows out")
+        yield warning("data.val_data", f"{', '.join(both)} is trained on, too", "hold some rows out")
 
 
 def checkpoint_and_export_paths_differ(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -147,7 +148,7 @@ def checkpoint_and_export_paths_differ(run: SkyRLTrainConfig) -> Iterator[Proble
     trainer = run.trainer
     if trainer.ckpt_path.rstrip("/") == trainer.export_path.rstrip("/"):
         message = f"{trainer.export_path} is trainer.ckpt_path, too, and both write global_step_N into it"
-        yield _warning("trainer.export_path", message, "give each a folder of its own")
+        yield warning("trainer.export_path", message, "give each a folder of its own")
 
 
 def run_name_is_folder_name(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -157,8 +158,4 @@ def run_name_is_folder_name(run: SkyRLTrainConfig) -> Iterator[Problem]:
     is_folder = bool(name.strip()) and ".." not in name.split("/") and not name.startswith("/")
     if not is_folder and trainer.run_path == f"runs/{name}":
         message = f"{name!r} makes {trainer.run_path!r} the run's folder, which is not a folder of its own"
-        yield _warning("trainer.run_name", message, "use a plain name, or set trainer.run_path")
-
-
-def _warning(path: str, message: str, hint: str) -> Problem:
-    return Problem(path=path, message=message, hint=hint, severity="warning")
+        yield warning("trainer.run_name", message, "use a plain name, or set trainer.run_path")

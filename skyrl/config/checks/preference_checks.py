@@ -11,8 +11,6 @@ from skyrl.tree.imports import follows, import_object
 from skyrl.tree.names import nearest
 from skyrl.tree.rules import join_choices
 
-HALF = 0.5
-
 
 def losses_exist(run: PreferenceConfig) -> Iterator[Problem]:
     """Each loss is a known name or an import path."""
@@ -46,7 +44,7 @@ def losses_have_weights(run: PreferenceConfig) -> Iterator[Problem]:
 
 def most_labels_are_right(run: PreferenceConfig) -> Iterator[Problem]:
     """Label smoothing is the share of wrong labels, and exo_pair takes its logarithm."""
-    if run.label_smoothing >= HALF:
+    if run.label_smoothing >= 0.5:
         message = f"{run.label_smoothing} says that most pairs are labelled the wrong way round"
         yield Problem(path="label_smoothing", message=message, hint="choose a number from 0 to below 0.5")
     if "exo_pair" in run.loss_type and run.label_smoothing == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from skyrl.config.checks import warning
 from skyrl.config.checks.every_kind import named_template_exists
 from skyrl.config.derive.algorithm_facts import estimator_facts
 from skyrl.config.derive.engine_options import given_length, length_option
@@ -52,11 +53,10 @@ def several_turns_have_room(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A second turn starts from the prompt, the first answer and an observation, which need room."""
     longest, prompt = run.generator.max_input_length, run.trainer.max_prompt_length
     if run.generator.max_turns > 1 and longest == prompt:
-        yield Problem(
+        yield warning(
             path="generator.max_input_length",
             message=f"it is trainer.max_prompt_length = {prompt}: a prompt of that length ends after its first turn",
             hint="give it room for all turns but the last: prompt, answers and observations",
-            severity="warning",
         )
 
 
@@ -66,12 +66,11 @@ def second_turns_are_allowed(run: SkyRLTrainConfig) -> Iterator[Problem]:
     facts = ENVIRONMENTS.get(built_in_name(name)) if name else None
     if facts is None or facts.single_turn or generator.max_turns > 1 or run.environment.agent.plays:
         return
-    yield Problem(
+    yield warning(
         path="generator.max_turns",
         message=f"{name} asks for another turn, and 1 allows none: a sample that does not end at once fails, unless "
         "its row has max_turns = 1",
         hint="set it to the largest number of turns, such as 2",
-        severity="warning",
     )
 
 
@@ -160,11 +159,10 @@ def turns_end_with_eos(run: SkyRLTrainConfig) -> Iterator[Problem]:
     generator = run.generator
     stops = generator.sampling_params.stop and generator.max_turns > 1 and generator.use_conversation_multi_turn
     if stops and not generator.append_eos_token_after_stop_str_in_multi_turn:
-        yield Problem(
+        yield warning(
             path="generator.append_eos_token_after_stop_str_in_multi_turn",
             message="turns that end at a stop text get no end-of-sequence token, unlike the model's own chats",
             hint="set it to true",
-            severity="warning",
         )
 
 
@@ -207,11 +205,10 @@ def sequence_fits_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
     longest = run.trainer.longest_row if engine_length is None else engine_length
     prompt, answer = run.generator.max_input_length, run.generator.sampling_params.max_generate_length
     if longest is not None and prompt is not None and longest < prompt + answer:
-        yield Problem(
+        yield warning(
             path="trainer.longest_row" if engine_length is None else f"{_ENGINE_KWARGS}.{length_option(engine)}",
             message=f"{longest} tokens are fewer than the longest input and answer, {prompt} + {answer}",
             hint=f"raise it to {prompt + answer}, or lower generator.sampling_params.max_generate_length",
-            severity="warning",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks import warning
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import draws_rollouts
@@ -16,11 +17,10 @@ def evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Greedy samples of a prompt are all the same, so pass@n would equal pass@1."""
     sampling, count = run.generator.eval_sampling_params, run.generator.eval_n_samples_per_prompt
     if evaluates(run.trainer) and sampling is not None and (sampling.greedy or sampling.temperature == 0) and count > 1:
-        yield Problem(
+        yield warning(
             path="generator.eval_n_samples_per_prompt",
             message=f"the {count} samples of a prompt are equal, since evaluation is greedy",
             hint="give generator.eval_sampling_params a temperature above 0 without greedy, or set this to 1",
-            severity="warning",
         )
 
 
@@ -57,11 +57,10 @@ def learner_can_score_samples(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """
     for name, off in (("repetition_penalty", 1.0), ("frequency_penalty", 0.0), ("min_new_tokens", 0)):
         if getattr(run.generator.sampling_params, name) != off:
-            yield Problem(
+            yield warning(
                 path=f"generator.sampling_params.{name}",
                 message="the learner does not apply it, so training is off-policy by as much as it changes",
                 hint=f"leave it at {off} in training; generator.eval_sampling_params may have one",
-                severity="warning",
             )
 
 

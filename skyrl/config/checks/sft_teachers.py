@@ -17,9 +17,9 @@ def teacher_is_one(run: SFTConfig) -> Iterator[Problem]:
         "distillation.teacher_path": settings.teacher_path,
         "distillation.endpoint.url": settings.endpoint.url,
     }
-    first, *others = [*(path for path, value in teachers.items() if value), ""]
-    for path in others[:-1]:
-        yield Problem(path=path, message=f"there is a teacher in {first}, too", hint="leave one of them out")
+    named = [path for path, value in teachers.items() if value]
+    for path in named[1:]:
+        yield Problem(path=path, message=f"there is a teacher in {named[0]}, too", hint="leave one of them out")
 
 
 def teacher_temperature(run: SFTConfig) -> Iterator[Problem]:

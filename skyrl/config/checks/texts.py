@@ -64,22 +64,20 @@ def text_problems(run: RunConfig, origins: Origins, broken: Collection[str]) -> 
     for text in texts_of(run):
         path = dotted(text.path)
         own = (origins[item][-1] for item in (path, dotted(text.path[:-1])) if item in origins)
-        if not any(origin.kind == "rule" for origin in own) and not touches([path], broken):
-            yield from _problems(text, path, origins)
-
-
-def _problems(text: Text, path: str, origins: Origins) -> Iterator[Problem]:
-    reference = None if text.field in FREE else REFERENCE.search(text.value)
-    if reference:
-        yield Problem(
-            path=path,
-            message=f"{reference[0][:80]} stands there as it is: nothing replaces it",
-            hint=_instead_of(text.value),
-            location=place_of(path, origins),
-            severity="warning" if text.is_inside or reference[0].startswith("$(") else "error",
-        )
-    elif not text.is_inside and _OF_FILES.fullmatch(text.field) and (refusal := refused_file_name(text.value)):
-        yield Problem(path=path, message=refusal, hint="choose a shorter one", location=place_of(path, origins))
+        if any(origin.kind == "rule" for origin in own) or touches([path], broken):
+            continue
+        if text.field not in FREE and (reference := REFERENCE.search(text.value)):
+            variable = _VARIABLE.fullmatch(text.value)
+            example = f"env:{variable[1] if variable else 'NAME'}"
+            yield Problem(
+                path=path,
+                message=f"{reference[0][:80]} stands there as it is: nothing replaces it",
+                hint=f'write the text itself, or take the whole value from a variable: "{example}"',
+                location=place_of(path, origins),
+                severity="warning" if text.is_inside or reference[0].startswith("$(") else "error",
+            )
+        elif not text.is_inside and _OF_FILES.fullmatch(text.field) and (refusal := refused_file_name(text.value)):
+            yield Problem(path=path, message=refusal, hint="choose a shorter one", location=place_of(path, origins))
 
 
 def refused_file_name(text: str) -> str | None:
@@ -89,9 +87,3 @@ def refused_file_name(text: str) -> str | None:
     if "://" in text or size <= MOST_BYTES:
         return None
     return f"{longest[:30]}... has {size} bytes, but the name of a file has at most {MOST_BYTES}"
-
-
-def _instead_of(text: str) -> str:
-    match = _VARIABLE.fullmatch(text)
-    example = f"env:{match[1]}" if match else "env:NAME"
-    return f'write the text itself, or take the whole value from a variable: "{example}"'

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+
 from skyrl.config.derive.algorithm_facts import estimator_facts, loss_facts
-from skyrl.config.derive.rl_models import POLICY, distills, has_critic, has_reference, has_teacher
+from skyrl.config.derive.rl_models import POLICY, distills, has_critic, has_reference
 from skyrl.config.derive.rl_models import REFERENCE as REFERENCE_ROLE
 from skyrl.config.derive.sizes import scores_old_logprobs
 from skyrl.config.settings.algorithm import AlgorithmConfig
-from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS
-from skyrl.config.settings.losses import POLICY_LOSSES
+from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS, EstimatorFacts
+from skyrl.config.settings.losses import POLICY_LOSSES, LossFacts
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.tree.rules import Condition, Effect, condition, effects, fields_in, is_given, is_on, is_one
 
 REFERENCE = Condition(REFERENCE_ROLE.exists_where, has_reference)
 CRITIC = Condition("there is a critic", has_critic)
-TEACHER = Condition("there is a teacher (trainer.teacher.model.path, sources or endpoint)", has_teacher)
 DISTILLS = Condition("there is a teacher (trainer.teacher.model.path, sources or endpoint, or self_teacher)", distills)
 
 
@@ -39,80 +40,58 @@ def _ratio_can_differ_from_1(run: SkyRLTrainConfig) -> bool:
     return not is_of_old or _compares_with_an_old_policy.holds(run)
 
 
-@condition("the estimator is gae or reinforce++, or there is a critic")
-def _discounts(run: SkyRLTrainConfig) -> bool:
-    return "gamma" in estimator_facts(run.trainer.algorithm).fields or has_critic(run)
-
-
-@condition("the loss is not online_dpo")
-def _reads_advantages(run: SkyRLTrainConfig) -> bool:
-    return not loss_facts(run.trainer.algorithm).learns_from_pairs
+_DISCOUNTS = Condition(
+    "the estimator is gae or reinforce++, or there is a critic",
+    lambda run: "gamma" in estimator_facts(run.trainer.algorithm).fields or has_critic(run),
+)
+_READS_ADVANTAGES = Condition(
+    "the loss is not online_dpo", lambda run: not loss_facts(run.trainer.algorithm).learns_from_pairs
+)
 
 
 @condition("use_kl_in_reward is true, or use_kl_loss with a loss other than online_dpo")
 def _has_kl_term(run: SkyRLTrainConfig) -> bool:
     algorithm = run.trainer.algorithm
-    return algorithm.use_kl_in_reward or (algorithm.use_kl_loss and _reads_advantages.holds(run))
+    return algorithm.use_kl_in_reward or (algorithm.use_kl_loss and _READS_ADVANTAGES.holds(run))
 
 
-@condition("the loss, or a KL term in the reward, is taken from pi_old")
-def _reads_old_logprobs(algorithm: AlgorithmConfig) -> bool:
-    return algorithm.use_kl_in_reward or loss_facts(algorithm).reads_old_logprobs
+_READS_OLD_LOGPROBS = Condition(
+    "the loss, or a KL term in the reward, is taken from pi_old",
+    lambda algorithm: algorithm.use_kl_in_reward or loss_facts(algorithm).reads_old_logprobs,
+)
+_HAS_OWN_ESTIMATOR = Condition(
+    "the estimator is your own", lambda algorithm: algorithm.advantage_estimator not in ADVANTAGE_ESTIMATORS
+)
+_HAS_OWN_LOSS = Condition("the loss is your own", lambda algorithm: algorithm.policy_loss_type not in POLICY_LOSSES)
 
 
-@condition("the estimator is your own")
-def _has_own_estimator(algorithm: AlgorithmConfig) -> bool:
-    return algorithm.advantage_estimator not in ADVANTAGE_ESTIMATORS
+def _fields_of_losses() -> Iterator[Effect]:
+    """The conditions of the fields that some losses read."""
+    for field in dict.fromkeys(field for facts in POLICY_LOSSES.values() for field in facts.fields):
+        also = ", or decoupled with decoupled.dual_clip" if field == "clip_ratio_c" else ""
+        yield _field_of_some(field, "loss", POLICY_LOSSES, loss_facts, also)
 
 
-@condition("the loss is your own")
-def _has_own_loss(algorithm: AlgorithmConfig) -> bool:
-    return algorithm.policy_loss_type not in POLICY_LOSSES
+def _field_of_some(
+    field: str,
+    kind: str,
+    table: Mapping[str, LossFacts] | Mapping[str, EstimatorFacts],
+    facts_of: Callable[[AlgorithmConfig], LossFacts | EstimatorFacts],
+    also: str = "",
+) -> Effect:
+    names = [name for name, facts in table.items() if field in facts.fields]
+    words = f"the {kind} is {'one of ' * (len(names) > 1)}{', '.join(names)}{also}"
+    return Effect(field, Condition(words, lambda algorithm: field in facts_of(algorithm).fields))
 
-
-def _loss_field(field: str, also: str = "") -> Effect:
-    """The condition of a field that some losses read."""
-    names = [name for name, facts in POLICY_LOSSES.items() if field in facts.fields]
-    words = f"the loss is {_choice_text(names)}{also}"
-    return Effect(field, Condition(words, lambda algorithm: field in loss_facts(algorithm).fields))
-
-
-def _estimator_field(field: str) -> Effect:
-    """The condition of a field that some estimators, or a critic, read."""
-    names = [name for name, facts in ADVANTAGE_ESTIMATORS.items() if field in facts.fields]
-    words = f"the estimator is {_choice_text(names)}"
-    return Effect(field, Condition(words, lambda algorithm: field in estimator_facts(algorithm).fields))
-
-
-def _choice_text(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
-
-
-_FIELDS_OF_LOSSES = dict.fromkeys(field for facts in POLICY_LOSSES.values() for field in facts.fields)
-
-_ALSO_READ_WORDS = {"clip_ratio_c": ", or decoupled with decoupled.dual_clip"}
-"""Words for what else reads a field, beside the losses that always do."""
 
 _FILTERS = is_one("dynamic_sampling.type", "filter", name="dynamic_sampling.type")
 
-_RATIO_BOUNDS_IN_LOSS_TABLES = (
-    *("gmpo.log_clip_low", "gmpo.log_clip_high"),
-    *("cispo.cispo_eps_clip_low", "cispo.cispo_eps_clip_high", "kl_cov.kl_cov_frac", "kl_cov.ppo_kl_coef"),
-)
-"""Fields that limit, or penalize, how far the ratio is from 1. They are in the table of a loss, whose own condition is
-that this loss is chosen."""
-
-_RATIO_BOUNDS = {
+_FURTHER_CONDITIONS = {
     **dict.fromkeys(("eps_clip_low", "eps_clip_high"), _ratio_can_differ_from_1),
     # `torch.minimum` splits the gradient between equal terms: a bound of 1 halves it even where the ratio is 1.
     "clip_ratio_c": is_one("trainer.algorithm.clip_ratio_c", 1) | _ratio_can_differ_from_1,
+    **dict.fromkeys(("grpo_norm_by_std", "lambd", "whiten_advantages", "advantage", "max_seq_len"), _READS_ADVANTAGES),
 }
-"""Other such fields, outside of those tables: a further condition, which has to hold beside that of their losses."""
-
-_ADVANTAGE_FIELDS = ("grpo_norm_by_std", "lambd", "whiten_advantages", "advantage", "max_seq_len")
-"""Fields of estimators and of the reduction that depend on other fields, too."""
-
-_FURTHER_CONDITIONS = _RATIO_BOUNDS | dict.fromkeys(_ADVANTAGE_FIELDS, _reads_advantages)
 """Conditions on the whole run, for fields in `_EFFECTS_IN_TABLE` that depend on more than `trainer.algorithm`."""
 
 
@@ -135,12 +114,15 @@ _EFFECTS_IN_TABLE: tuple[Effect, ...] = (
         is_one("distillation.type", "loss") & is_given("distillation.top_k"),
         *fields_in("distillation", "top_k_of tail min_logprob"),
     ),
-    Effect("old_logprobs", _reads_old_logprobs),
+    Effect("old_logprobs", _READS_OLD_LOGPROBS),
     Effect("entropy_loss_coef", is_on("use_entropy_loss")),
-    *map(_estimator_field, ("grpo_norm_by_std", "lambd", "whiten_advantages")),
-    Effect("advantage", _has_own_estimator),
-    Effect("policy_loss", _has_own_loss),
-    *(_loss_field(field, _ALSO_READ_WORDS.get(field, "")) for field in _FIELDS_OF_LOSSES),
+    *(
+        _field_of_some(field, "estimator", ADVANTAGE_ESTIMATORS, estimator_facts)
+        for field in ("grpo_norm_by_std", "lambd", "whiten_advantages")
+    ),
+    Effect("advantage", _HAS_OWN_ESTIMATOR),
+    Effect("policy_loss", _HAS_OWN_LOSS),
+    *_fields_of_losses(),
     *(
         Effect(facts.table, is_one("policy_loss_type", name, name="the loss"))
         for name, facts in POLICY_LOSSES.items()
@@ -186,12 +168,18 @@ _EFFECTS_IN_TABLE: tuple[Effect, ...] = (
 
 ALGORITHM_EFFECTS: tuple[Effect, ...] = (
     *effects(_has_kl_term, *fields_in("trainer.algorithm", "kl_loss_coef kl_estimator_type")),
-    *effects(_reads_advantages, *fields_in("trainer.algorithm", "use_kl_loss advantage_estimator loss_reduction")),
-    *effects(_reads_advantages, *fields_in("trainer.algorithm", "advantage_batch_normalize advantage_norm")),
+    *effects(_READS_ADVANTAGES, *fields_in("trainer.algorithm", "use_kl_loss advantage_estimator loss_reduction")),
+    *effects(_READS_ADVANTAGES, *fields_in("trainer.algorithm", "advantage_batch_normalize advantage_norm")),
     *effects(CRITIC, *fields_in("trainer.algorithm", "value_clip value_head_prefix normalize_values")),
     Effect("trainer.algorithm.distillation", DISTILLS),
-    Effect("trainer.algorithm.max_importance_ratio", _compares_with_an_old_policy & _reads_advantages),
-    Effect("trainer.algorithm.gamma", _discounts & _reads_advantages),
-    *effects(_ratio_can_differ_from_1, *fields_in("trainer.algorithm", " ".join(_RATIO_BOUNDS_IN_LOSS_TABLES))),
+    Effect("trainer.algorithm.max_importance_ratio", _compares_with_an_old_policy & _READS_ADVANTAGES),
+    Effect("trainer.algorithm.gamma", _DISCOUNTS & _READS_ADVANTAGES),
+    # Bounds of the ratio in the table of a loss, whose own condition is that this loss is chosen.
+    *effects(
+        _ratio_can_differ_from_1,
+        *fields_in("trainer.algorithm.gmpo", "log_clip_low log_clip_high"),
+        *fields_in("trainer.algorithm.cispo", "cispo_eps_clip_low cispo_eps_clip_high"),
+        *fields_in("trainer.algorithm.kl_cov", "kl_cov_frac ppo_kl_coef"),
+    ),
     *map(_add_further_condition, _EFFECTS_IN_TABLE),
 )

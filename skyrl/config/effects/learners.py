@@ -11,66 +11,47 @@ from skyrl.config.derive.rl_models import (
     REFERENCE,
     RL_ROLES,
     TEACHER,
-    has_reference,
     has_served_teacher,
     shares_gpus,
 )
 from skyrl.config.derive.sizes import models_of, on_ray
 from skyrl.config.effects.models import effect_where, exists, model_effects
-from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.strategies import facts_of
-from skyrl.tree.rules import Condition, Effect
+from skyrl.tree.rules import Condition, Effect, effects, fields_in
 
-_KL = Condition(REFERENCE.exists_where, has_reference)
 _DEVICES = Condition("the run is on Ray or the device is cuda", lambda run: on_ray(run) or run.trainer.device == "cuda")
 _NOT_ALL_TOGETHER = Condition(
     "colocate_all is false and there is a reference, a critic or a teacher",
     lambda run: not run.trainer.placement.colocate_all and len(models_of(run)) > 1,
 )
-_OF_REQUESTS = ("protocol", "timeout", "max_requests")
-
-_NOT_ABORT = Condition(
-    "trainer.faults.on_non_finite is skip or roll_back", lambda run: run.trainer.faults.on_non_finite != "abort"
-)
-
-
-def _profiles(run: SkyRLTrainConfig) -> bool:
-    """Whether steps are profiled."""
-    return bool(run.trainer.profile_steps)
-
-
-def _offload_after_step(model: Role) -> Effect:
-    """The condition of offloading the optimizer's state: other models or engines share the GPU that holds it."""
-
-    def makes_room(run: SkyRLTrainConfig) -> bool:
-        return model.on_cuda(run) and shares_gpus(run) and model.optimizer_may_leave(run)
-
-    words = (
-        f"the device is cuda, others share the {model.title}'s (trainer.placement.colocate_all or "
-        "colocate_policy_ref), and the optimizer is not offloaded all the time"
-    )
-    return Effect(model.at("optimizer_config.offload_after_step"), Condition(words, makes_room))
 
 
 def _optimizer(model: Role) -> Iterator[Effect]:
-    yield _offload_after_step(model)
-    yield effect_where(model.at("optimizer_config.max_skipped_updates"), _NOT_ABORT)
+    # Other models or engines share the GPU that holds the optimizer's state.
+    makes_room = Condition(
+        f"the device is cuda, others share the {model.title}'s (trainer.placement.colocate_all or "
+        "colocate_policy_ref), and the optimizer is not offloaded all the time",
+        lambda run: model.on_cuda(run) and shares_gpus(run) and model.optimizer_may_leave(run),
+    )
+    yield Effect(model.at("optimizer_config.offload_after_step"), makes_room)
+    not_abort = Condition(
+        "trainer.faults.on_non_finite is skip or roll_back", lambda run: run.trainer.faults.on_non_finite != "abort"
+    )
+    yield Effect(model.at("optimizer_config.max_skipped_updates"), not_abort)
 
-
-_SERVED_TEACHER = Condition("a teacher has an address (url or sources)", has_served_teacher)
 
 LEARNER_EFFECTS: tuple[Effect, ...] = (
-    *(effect_where(f"trainer.teacher.endpoint.{name}", _SERVED_TEACHER) for name in _OF_REQUESTS),
-    effect_where("trainer.placement.gpu_kind", Condition("the device is cuda", POLICY.on_cuda)),
-    effect_where(REFERENCE.path, _KL),
+    *effects(
+        Condition("a teacher has an address (url or sources)", has_served_teacher),
+        *fields_in("trainer.teacher.endpoint", "protocol timeout max_requests"),
+    ),
+    Effect("trainer.placement.gpu_kind", Condition("the device is cuda", POLICY.on_cuda)),
+    effect_where(REFERENCE.path, *exists(REFERENCE)),
     *(
         effect_where(model.at(name), *exists(model))
         for model in (CRITIC, TEACHER)
         for name in (
-            "sequence_parallel_size",
-            "context_parallel_size",
-            "tensor_parallel_size",
-            "expert_parallel_size",
+            *(f"{kind}_parallel_size" for kind in ("sequence", "context", "tensor", "expert")),
             "model.init_from_scratch",
         )
     ),
@@ -85,8 +66,11 @@ LEARNER_EFFECTS: tuple[Effect, ...] = (
             lambda run: run.trainer.device != "cuda" or facts_of(run.trainer).compiles,
         ),
     ),
-    effect_where("trainer.policy.record_memory", Condition("trainer.profile_steps has a step", _profiles)),
+    Effect(
+        "trainer.policy.record_memory",
+        Condition("trainer.profile_steps has a step", lambda run: bool(run.trainer.profile_steps)),
+    ),
     *(effect_where(f"{role.placement}{name}", *exists(role)) for role in (REFERENCE, CRITIC, TEACHER) for name in GRID),
-    effect_where("trainer.placement.colocate_all", _DEVICES),
-    effect_where("trainer.placement.colocate_policy_ref", _DEVICES, _NOT_ALL_TOGETHER),
+    Effect("trainer.placement.colocate_all", _DEVICES),
+    Effect("trainer.placement.colocate_policy_ref", _DEVICES & _NOT_ALL_TOGETHER),
 )

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from attrs import frozen
-
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.settings.deepspeed import OffloadConfig
 from skyrl.config.settings.learners import DECAYING, OURS, OptimizerConfig
@@ -48,14 +46,13 @@ def _cuda_condition(model: Role) -> Condition:
     return Condition("the device is cuda", model.on_cuda)
 
 
-def _existence_effect(model: Role, table: str) -> Iterator[Effect]:
-    if model.exists_where:
-        yield effect_where(model.at(table), *exists(model))
-
-
 def _gradients(model: Role) -> list[Condition]:
     """Conditions of a field about gradients or the optimizer; none for a model that learns."""
     return [] if model.learns else [never(f"the model learns, which a {model.title} does not")]
+
+
+def _adapts(model: Role) -> Condition:
+    return Condition("lora.rank is above 0", lambda run: model.section(run).model.lora.rank > 0)
 
 
 # Adapters and optimizers.
@@ -64,37 +61,50 @@ def _gradients(model: Role) -> list[Condition]:
 def _adapter(model: Role) -> Iterator[Effect]:
     adapts = _adapts(model)
     is_new = Condition("lora.path is none", lambda run: model.section(run).model.lora.path is None)
-    more = {"init_method": [is_new], "dropout": []}
-    yield from _existence_effect(model, "model.lora")
+    of_learning = {"init_method": [is_new, *_gradients(model)], "dropout": _gradients(model)}
+    yield from (Effect(model.at("model.lora"), existence) for existence in exists(model))
     for name in fields_of(SkyRLLoraConfig):
         if name not in ("rank", "lora_sync_path"):
-            learning = [*more[name], *_gradients(model)] if name in more else []
-            yield effect_where(model.at(f"model.lora.{name}"), adapts, *learning)
+            yield effect_where(model.at(f"model.lora.{name}"), adapts, *of_learning.get(name, ()))
     if model.title != "policy" or not model.at("x").startswith("trainer."):
         yield effect_where(model.at("model.lora.lora_sync_path"), never("engines sample from the adapted model"))
-
-
-def _adapts(model: Role) -> Condition:
-    return Condition("lora.rank is above 0", lambda run: model.section(run).model.lora.rank > 0)
 
 
 def _optimizer(model: Role) -> Iterator[Effect]:
     path = model.at("optimizer_config")
 
-    def rule(run: Any) -> str:
-        name: str = model.section(run).optimizer_config.optimizer
-        return name
+    def when(words: str, holds: Callable[[OptimizerConfig], bool]) -> Condition:
+        return Condition(words, lambda run: holds(model.section(run).optimizer_config))
 
-    yield from _existence_effect(model, "optimizer_config")
-    decays = Condition("weight_decay is above 0", lambda run: model.section(run).optimizer_config.weight_decay > 0)
-    yield effect_where(f"{path}.weight_decay_on", decays)
-    by_adam = Condition("optimizer is adamw, cpu_adamw or muon", lambda run: rule(run) != "sgd")
-    yield from (effect_where(f"{path}.{name}", by_adam) for name in ("adam_betas", "adam_eps"))
-    yield effect_where(f"{path}.muon_momentum", Condition("optimizer is muon", lambda run: rule(run) == "muon"))
+    yield from (Effect(path, existence) for existence in exists(model))
+    yield Effect(f"{path}.weight_decay_on", when("weight_decay is above 0", lambda config: config.weight_decay > 0))
+    by_adam = when("optimizer is adamw, cpu_adamw or muon", lambda config: config.optimizer != "sgd")
+    yield from effects(by_adam, *fields_in(path, "adam_betas adam_eps"))
+    yield Effect(f"{path}.muon_momentum", when("optimizer is muon", lambda config: config.optimizer == "muon"))
     in_half = Condition("fsdp_config.mixed_precision names float16", lambda run: _is_in_half(model, run))
-    for name in ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"):
-        yield effect_where(f"{path}.{name}", in_half)
-    yield from _schedule_reads(path, lambda run: model.section(run).optimizer_config, model.optimizer_steps)
+    yield from effects(in_half, *fields_in(path, "initial_loss_scale min_loss_scale loss_scale_window hysteresis"))
+
+    decays = when(f"scheduler is one of {', '.join(DECAYING)}", lambda config: config.scheduler in DECAYING)
+    yield Effect(f"{path}.min_lr_ratio", decays)
+    is_stable = when("scheduler is warmup_stable_decay", lambda config: config.scheduler == "warmup_stable_decay")
+    yield Effect(f"{path}.num_decay_steps", is_stable)
+    warms_up = when(
+        "there is a warm-up, of a schedule that is not transformers' own",
+        lambda config: config.scheduler in OURS and _warms_up(config),
+    )
+    yield Effect(f"{path}.warmup_start_ratio", warms_up)
+    follows_one = when("scheduler is not constant", lambda config: config.scheduler != "constant")
+    yield from effects(follows_one, *fields_in(path, "num_warmup_steps warmup_steps_proportion"))
+    changes = when(
+        "the learning rate changes",
+        lambda config: _warms_up(config) or config.scheduler not in ("constant", "constant_with_warmup"),
+    )
+    several = Condition("a training step has several optimizer steps", lambda run: model.optimizer_steps(run) > 1)
+    yield Effect(f"{path}.schedule_unit", changes & several)
+
+
+def _warms_up(config: OptimizerConfig) -> bool:
+    return config.scheduler != "constant" and bool(config.num_warmup_steps or config.warmup_steps_proportion)
 
 
 def _is_in_half(model: Role, run: Any) -> bool:
@@ -107,9 +117,7 @@ def _is_in_half(model: Role, run: Any) -> bool:
 
 
 def _strategy_is(model: Role, name: str) -> Condition:
-    """The condition of a table that one strategy reads."""
-    table = STRATEGIES[name].table
-    return Condition(f"the strategy is {name}", lambda run: model.reads(run, table))
+    return Condition(f"the strategy is {name}", lambda run: model.reads(run, STRATEGIES[name].table))
 
 
 # FSDP.
@@ -120,56 +128,32 @@ def _fsdp(model: Role) -> Iterator[Effect]:
     path = model.at("fsdp_config")
     yield effect_where(path, *exists(model), fsdp)
     yield effect_where(f"{path}.cpu_offload", several, _cuda_condition(model))
-    for name in ("reshard_after_forward", "fsdp_size", "wrap_policy"):
-        yield effect_where(f"{path}.{name}", several)
+    yield from effects(several, *fields_in(path, "reshard_after_forward fsdp_size wrap_policy"))
     yield effect_where(f"{path}.mixed_precision.reduce_dtype", several, *_gradients(model))
 
 
-# DeepSpeed.
-
-
-@frozen(kw_only=True)
-class _ZeroField:
-    """Facts about a field of ZeRO."""
-
-    stages: tuple[int, ...] = (3,)
-    """Stages that read it."""
-
-    gradients: bool = False
-    """Whether it concerns gradients or the optimizer, which a reference does not have."""
-
-    several: bool = False
-    """Whether it concerns traffic between ranks."""
-
-
-_ZERO: dict[str, _ZeroField] = {
-    "zero_hpz_partition_size": _ZeroField(gradients=True, several=True),
-    "zero_quantized_weights": _ZeroField(),
-    "zero_quantized_gradients": _ZeroField(gradients=True),
-    "round_robin_gradients": _ZeroField(stages=(1, 2), gradients=True, several=True),
-    "reduce_bucket_size": _ZeroField(stages=(1, 2, 3), gradients=True),
-    "allgather_bucket_size": _ZeroField(stages=(1, 2), gradients=True, several=True),
-    "sub_group_size": _ZeroField(gradients=True),
-    "stage3_max_live_parameters": _ZeroField(),
-    "stage3_max_reuse_distance": _ZeroField(),
-    "stage3_prefetch_bucket_size": _ZeroField(),
-    "stage3_param_persistence_threshold": _ZeroField(),
-}
-"""Fields of `zero_optimization` whose conditions have the same form. The conditions of the others are below."""
+# DeepSpeed and Megatron.
 
 
 def _deepspeed(model: Role) -> Iterator[Effect]:
     path = model.at("deepspeed_config")
     zero = f"{path}.zero_optimization"
     yield effect_where(path, *exists(model), _strategy_is(model, "deepspeed"))
-    gradients = _gradients(model)
+    gradients, several = _gradients(model), _several_ranks(model)
     if gradients:
-        yield effect_where(f"{path}.communication_data_type", *gradients)
-        yield effect_where(f"{path}.wall_clock_breakdown", *gradients)
+        yield from effects(all_of(*gradients), *fields_in(path, "communication_data_type wall_clock_breakdown"))
     yield effect_where(f"{path}.prescale_gradients", _stage_is(model, 0), *gradients)
-    for name, facts in _ZERO.items():
-        more = [*(gradients if facts.gradients else []), *([_several_ranks(model)] if facts.several else [])]
-        yield effect_where(f"{zero}.{name}", _stage_is(model, *facts.stages), *more)
+    yield from effects(
+        _stage_is(model, 3),
+        *fields_in(zero, "zero_quantized_weights stage3_max_live_parameters stage3_max_reuse_distance"),
+        *fields_in(zero, "stage3_prefetch_bucket_size stage3_param_persistence_threshold"),
+    )
+    of_learning = all_of(_stage_is(model, 3), *gradients)
+    yield from effects(of_learning, *fields_in(zero, "zero_quantized_gradients sub_group_size"))
+    yield effect_where(f"{zero}.zero_hpz_partition_size", _stage_is(model, 3), *gradients, several)
+    of_traffic = all_of(_stage_is(model, 1, 2), *gradients, several)
+    yield from effects(of_traffic, *fields_in(zero, "round_robin_gradients allgather_bucket_size"))
+    yield effect_where(f"{zero}.reduce_bucket_size", _stage_is(model, 1, 2, 3), *gradients)
     yield effect_where(f"{zero}.overlap_comm", _overlaps(model))
     yield effect_where(f"{zero}.contiguous_gradients", _gradients_may_be_scattered(model), *gradients)
     yield effect_where(
@@ -187,20 +171,17 @@ def _megatron(model: Role) -> Iterator[Effect]:
         f"{path}.dist_ckpt_optim_fully_reshardable",
         never("a checkpoint is kept from other numbers of ranks (any number of ranks can load every checkpoint)"),
     )
-    yield effect_where(f"{path}.moe_token_dispatcher_type", _has_other_experts_elsewhere(model))
-    gradients = _gradients(model)
-    of_learning = ("ddp_config", "torch_profiler_config", "optimizer_config_kwargs") if gradients else ()
-    yield from (effect_where(f"{path}.{name}", *gradients) for name in of_learning)
+    words = "expert_model_parallel_size or the ranks that cut experts are above 1"
+    yield effect_where(
+        f"{path}.moe_token_dispatcher_type", Condition(words, lambda run: model.degrees(run).experts > 1)
+    )
+    if gradients := _gradients(model):
+        of_learning = fields_in(path, "ddp_config torch_profiler_config optimizer_config_kwargs")
+        yield from effects(all_of(*gradients), *of_learning)
     yield effect_where(f"{path}.empty_cuda_cache", *gradients, _cuda_condition(model))
     yield effect_where(f"{path}.lora_config", *gradients, _adapts(model))
     others = Condition("the strategy is not megatron", lambda run: model.facts(run).overrides == "model_config_kwargs")
     yield effect_where(model.at("model_config_kwargs"), *exists(model), others)
-
-
-def _has_other_experts_elsewhere(model: Role) -> Condition:
-    """The condition for tokens to travel between ranks: experts are on other ranks, or split among ranks."""
-    words = "expert_model_parallel_size or the ranks that cut experts are above 1"
-    return Condition(words, lambda run: model.degrees(run).experts > 1)
 
 
 def _stage_is(model: Role, *stages: int) -> Condition:
@@ -253,36 +234,3 @@ def _offload(model: Role, path: str, stages: tuple[int, ...], *more: Condition) 
     offloads = Condition("its device is cpu or nvme", lambda run: settings(run).device != "none")
     yield effect_where(f"{path}.pin_memory", offloads, _cuda_condition(model))
     yield effect_where(f"{path}.nvme_path", Condition("its device is nvme", lambda run: settings(run).device == "nvme"))
-
-
-def _schedule_reads(
-    path: str, optimizer: Callable[[Any], OptimizerConfig], updates: Callable[[Any], int]
-) -> tuple[Effect, ...]:
-    """Conditions under which the fields of a schedule act; `updates` are optimizer steps in one training step."""
-
-    def when(words: str, holds: Callable[[OptimizerConfig], bool]) -> Condition:
-        return Condition(words, lambda run: holds(optimizer(run)))
-
-    decays = when(f"scheduler is one of {', '.join(DECAYING)}", lambda config: config.scheduler in DECAYING)
-    is_stable = when("scheduler is warmup_stable_decay", lambda config: config.scheduler == "warmup_stable_decay")
-    warms_up = when(
-        "there is a warm-up, of a schedule that is not transformers' own",
-        lambda config: config.scheduler in OURS and _warms_up(config),
-    )
-    follows_one = when("scheduler is not constant", lambda config: config.scheduler != "constant")
-    several = Condition("a training step has several optimizer steps", lambda run: updates(run) > 1)
-    return (
-        Effect(f"{path}.min_lr_ratio", decays),
-        Effect(f"{path}.num_decay_steps", is_stable),
-        Effect(f"{path}.warmup_start_ratio", warms_up),
-        *effects(follows_one, *fields_in(path, "num_warmup_steps warmup_steps_proportion")),
-        Effect(f"{path}.schedule_unit", when("the learning rate changes", _changes) & several),
-    )
-
-
-def _warms_up(config: OptimizerConfig) -> bool:
-    return config.scheduler != "constant" and bool(config.num_warmup_steps or config.warmup_steps_proportion)
-
-
-def _changes(config: OptimizerConfig) -> bool:
-    return _warms_up(config) or config.scheduler not in ("constant", "constant_with_warmup")

@@ -41,80 +41,68 @@ def _keeps_weights(run: SkyRLTrainConfig) -> bool:
     return run.trainer.fully_async.enabled and not gives_up
 
 
-@condition("asynchronous samples are interrupted")
-def _is_interrupted(run: SkyRLTrainConfig) -> bool:
-    return run.trainer.fully_async.enabled and run.trainer.fully_async.interrupt_generation
-
-
 @condition("the learner or its engines compute in 16 bits")
 def _computes_in_16_bits(run: SkyRLTrainConfig) -> bool:
     learner = run.trainer.compute_dtype or "float32"
     return not learner == engine_dtype(run.generator.inference_engine, learner) == "float32"
 
 
+_IS_INTERRUPTED = Condition(
+    "asynchronous samples are interrupted",
+    lambda run: run.trainer.fully_async.enabled and run.trainer.fully_async.interrupt_generation,
+)
+_WAITS_FOR_OTHERS = Condition(
+    "the run is on Ray, or its engines are servers over HTTP",
+    lambda run: on_ray(run) or bool(backend_of(run.generator.inference_engine).server_api),
+)
+_SHARES_PROMPTS = Condition(
+    "use_sample_packing is on, and attention is sdpa or the strategy is megatron",
+    lambda run: run.trainer.use_sample_packing and (_has_own_modules(run) or run.trainer.attention in (None, "sdpa")),
+)
+_CHOOSES_ATTENTION = Condition(
+    "the strategy is not megatron, which has an attention of its own, or the engine is torch",
+    lambda run: not _has_own_modules(run) or backend_of(run.generator.inference_engine).is_embedded,
+)
+_RECOMPUTES = Condition(
+    "activations are recomputed, and not by Megatron",
+    lambda run: bool(run.trainer.recompute_activations) and not _has_own_modules(run),
+)
+_SAVES = Condition("checkpoints are saved (ckpt_interval)", lambda run: saves(run.trainer))
+_FORGETS_CHECKPOINTS = Condition(
+    "old checkpoints are deleted (max_ckpts_to_keep is not -1)",
+    lambda run: _SAVES.holds(run) and run.trainer.max_ckpts_to_keep != -1,
+)
+_KEEPS_THE_BEST = Condition(
+    "the best checkpoints are kept (ckpt_keep_best)",
+    lambda run: _FORGETS_CHECKPOINTS.holds(run) and run.trainer.ckpt_keep_best > 0,
+)
+_COUNTS_ROWS = is_one("trainer.max_tokens_per_microbatch", -1)
+
 _WAITS = {f"placement.{name}_timeout_seconds" for name in ("start", "call", "heartbeat")}
 """Fields that also bound what a run waits for from servers."""
 
-
-@condition("the run is on Ray, or its engines are servers over HTTP")
-def _waits_for_others(run: SkyRLTrainConfig) -> bool:
-    return on_ray(run) or bool(backend_of(run.generator.inference_engine).server_api)
-
-
-@condition("use_sample_packing is on, and attention is sdpa or the strategy is megatron")
-def _shares_prompts(run: SkyRLTrainConfig) -> bool:
-    return run.trainer.use_sample_packing and (_has_own_modules(run) or run.trainer.attention in (None, "sdpa"))
-
-
-@condition("the strategy is not megatron, which has an attention of its own, or the engine is torch")
-def _chooses_attention(run: SkyRLTrainConfig) -> bool:
-    return not _has_own_modules(run) or backend_of(run.generator.inference_engine).is_embedded
-
-
-@condition("activations are recomputed, and not by Megatron")
-def _recomputes(run: SkyRLTrainConfig) -> bool:
-    return bool(run.trainer.recompute_activations) and not _has_own_modules(run)
-
-
-@condition("checkpoints are saved (ckpt_interval)")
-def _saves(run: SkyRLTrainConfig) -> bool:
-    return saves(run.trainer)
-
-
-@condition("old checkpoints are deleted (max_ckpts_to_keep is not -1)")
-def _forgets_checkpoints(run: SkyRLTrainConfig) -> bool:
-    return _saves.holds(run) and run.trainer.max_ckpts_to_keep != -1
-
-
-@condition("the best checkpoints are kept (ckpt_keep_best)")
-def _keeps_the_best(run: SkyRLTrainConfig) -> bool:
-    return _forgets_checkpoints.holds(run) and run.trainer.ckpt_keep_best > 0
-
-
-_COUNTS_ROWS = is_one("trainer.max_tokens_per_microbatch", -1)
-
 EFFECTS: tuple[Effect, ...] = (
     *(effect.below("trainer") for effect in EVERY_KIND_EFFECTS if effect.path not in _WAITS),
-    *effects(_waits_for_others, *(f"trainer.{path}" for path in sorted(_WAITS))),
+    *effects(_WAITS_FOR_OTHERS, *(f"trainer.{path}" for path in sorted(_WAITS))),
     *LEARNER_EFFECTS,
     Effect("trainer.update_ref_every_epoch", REFERENCE),
     Effect("trainer.critic_mini_batch_size", CRITIC),
     *ALGORITHM_EFFECTS,
-    Effect("trainer.async_ckpt_save", _saves),
+    Effect("trainer.async_ckpt_save", _SAVES),
     Effect("trainer.resume_with_changes", _RESUMES),
-    *effects(_forgets_checkpoints, "trainer.ckpt_keep_every", "trainer.ckpt_keep_best"),
-    *effects(_keeps_the_best, "trainer.ckpt_best_metric", "trainer.ckpt_best_is"),
+    *effects(_FORGETS_CHECKPOINTS, "trainer.ckpt_keep_every", "trainer.ckpt_keep_best"),
+    *effects(_KEEPS_THE_BEST, "trainer.ckpt_best_metric", "trainer.ckpt_best_is"),
     Effect("trainer.min_microbatches", _BOUNDS_TOKENS),
     Effect("trainer.micro_forward_batch_size_per_gpu", _COUNTS_ROWS),
     Effect(
         "trainer.micro_train_batch_size_per_gpu",
         _COUNTS_ROWS | is_one("trainer.algorithm.loss_reduction", "token_mean_legacy"),
     ),
-    Effect("trainer.share_group_prompts", _shares_prompts),
+    Effect("trainer.share_group_prompts", _SHARES_PROMPTS),
     Effect("trainer.fp32_lm_head", _computes_in_16_bits),
-    Effect("trainer.attention", _chooses_attention),
+    Effect("trainer.attention", _CHOOSES_ATTENTION),
     Effect("trainer.recompute_activations", _NOT_MEGATRON),
-    Effect("trainer.gradient_checkpointing_use_reentrant", _recomputes),
+    Effect("trainer.gradient_checkpointing_use_reentrant", _RECOMPUTES),
     Effect("trainer.eval_batch_size", EVALUATES),
     Effect("trainer.faults.max_skipped_steps", is_one("trainer.faults.on_non_finite", "skip")),
     Effect("trainer.faults.max_roll_backs", is_one("trainer.faults.on_non_finite", "roll_back")),
@@ -124,6 +112,6 @@ EFFECTS: tuple[Effect, ...] = (
         if name not in ("enabled", "steps_per_sync", "clear_kv_cache_on_weight_sync", "mask_older_tokens")
     ),
     Effect("trainer.fully_async.steps_per_sync", _keeps_weights),
-    *effects(_is_interrupted, *fields_in("trainer.fully_async", "clear_kv_cache_on_weight_sync mask_older_tokens")),
+    *effects(_IS_INTERRUPTED, *fields_in("trainer.fully_async", "clear_kv_cache_on_weight_sync mask_older_tokens")),
     *ROLLOUT_EFFECTS,
 )

@@ -91,11 +91,9 @@ _SENDS_ADAPTERS = Condition(
     "adapters travel alone and as files (lora.rank is above 0, and engines are vLLM's, apart from the learner)",
     sends_adapter_files,
 )
-
-
-@condition("where it runs already, it gets weights by nccl or gloo")
-def _starts_or_joins(run: SkyRLTrainConfig) -> bool:
-    return starts_engines(run) or joins_servers(run)
+_STARTS_OR_JOINS = Condition(
+    "where it runs already, it gets weights by nccl or gloo", lambda run: starts_engines(run) or joins_servers(run)
+)
 
 
 @condition("it takes several GPUs")
@@ -118,7 +116,7 @@ def _keeps_prefixes(run: SkyRLTrainConfig) -> bool:
 
 _FURTHER_CONDITIONS = {
     "enable_prefix_caching": _keeps_prefixes,
-    **{f"{kind}_parallel_size": _starts_or_joins for kind in ("tensor", "pipeline", "data")},
+    **{f"{kind}_parallel_size": _STARTS_OR_JOINS for kind in ("tensor", "pipeline", "data")},
     "fully_sharded_loras": Condition("an adapter is trained (lora.rank is above 0)", sends_adapters_alone),
     "distributed_executor_backend": _splits_engines,
     "gpu_memory_utilization": _shares_gpu_memory,
@@ -181,9 +179,10 @@ def _may_have_turns(run: SkyRLTrainConfig) -> bool:
     return draws_rollouts(run) and (not single or _turns_are_stopped(run))  # the mode decides how such a turn is closed
 
 
-@condition("there are several turns (generator.max_turns is above 1, and environment.env_class takes more than one)")
-def _has_turns(run: SkyRLTrainConfig) -> bool:
-    return run.generator.max_turns > 1 and _may_have_turns.holds(run)
+_HAS_TURNS = Condition(
+    "there are several turns (generator.max_turns is above 1, and environment.env_class takes more than one)",
+    lambda run: run.generator.max_turns > 1 and _may_have_turns.holds(run),
+)
 
 
 @condition(
@@ -194,7 +193,7 @@ def _closes_turns(run: SkyRLTrainConfig) -> bool:
     generator = run.generator
     retokenized = generator.step_wise_trajectories or generator.chat_template.name_or_path is not None
     return (
-        _has_turns.holds(run) and generator.use_conversation_multi_turn and not retokenized and _turns_are_stopped(run)
+        _HAS_TURNS.holds(run) and generator.use_conversation_multi_turn and not retokenized and _turns_are_stopped(run)
     )
 
 
@@ -226,9 +225,10 @@ def _evaluation_draws(run: SkyRLTrainConfig) -> bool:
     return sampling is not None and sampling.temperature > 0 and not sampling.greedy
 
 
-@condition("evaluation is not greedy (generator.eval_sampling_params.greedy is false)")
-def _evaluation_is_not_greedy(run: SkyRLTrainConfig) -> bool:
-    return run.generator.eval_sampling_params is None or not run.generator.eval_sampling_params.greedy
+_EVALUATION_IS_NOT_GREEDY = Condition(
+    "evaluation is not greedy (generator.eval_sampling_params.greedy is false)",
+    lambda run: run.generator.eval_sampling_params is None or not run.generator.eval_sampling_params.greedy,
+)
 
 
 @condition("the temperature of evaluation is above 0 (0 is greedy)")
@@ -254,11 +254,11 @@ _GENERATOR_EFFECTS: tuple[Effect, ...] = (
     ),
     *effects(EVALUATES, *fields_in("generator", "eval_sampling_params eval_n_samples_per_prompt")),
     *effects(_evaluation_draws, *fields_in("generator.eval_sampling_params", "top_p min_p top_k")),
-    Effect("generator.eval_sampling_params.temperature", _evaluation_is_not_greedy),
+    Effect("generator.eval_sampling_params.temperature", _EVALUATION_IS_NOT_GREEDY),
     Effect("generator.eval_sampling_params.greedy", _evaluation_greedy_flag_matters),
     Effect("generator.max_turns", _may_have_turns),
     *effects(
-        _has_turns, *fields_in("generator", "use_conversation_multi_turn step_wise_trajectories merge_stepwise_output")
+        _HAS_TURNS, *fields_in("generator", "use_conversation_multi_turn step_wise_trajectories merge_stepwise_output")
     ),
     Effect("generator.append_eos_token_after_stop_str_in_multi_turn", _closes_turns),
     Effect("generator.chat_template.source", _NAMES_A_TEMPLATE),
@@ -281,19 +281,16 @@ def _environment_reads(table: str) -> Condition:
     return _environment_is(lambda facts: facts.table == table)
 
 
-@condition("environment.env_class is an import path")
-def _is_users(run: SkyRLTrainConfig) -> bool:
-    return any(map(is_import_path, run.environment.judges))
-
-
-@condition("environment.env_class is a list")
-def _has_several_rewards(run: SkyRLTrainConfig) -> bool:
-    return isinstance(run.environment.env_class, tuple)
-
-
-@condition("environment.env_class is an import path and isolate_user_env is true")
-def _is_isolated(run: SkyRLTrainConfig) -> bool:
-    return _is_users.holds(run) and run.environment.skyrl_gym.isolate_user_env
+_IS_USERS = Condition(
+    "environment.env_class is an import path", lambda run: any(map(is_import_path, run.environment.judges))
+)
+_HAS_SEVERAL_REWARDS = Condition(
+    "environment.env_class is a list", lambda run: isinstance(run.environment.env_class, tuple)
+)
+_IS_ISOLATED = Condition(
+    "environment.env_class is an import path and isolate_user_env is true",
+    lambda run: _IS_USERS.holds(run) and run.environment.skyrl_gym.isolate_user_env,
+)
 
 
 @condition(
@@ -308,7 +305,7 @@ def _uses_sandbox(run: SkyRLTrainConfig) -> bool:
     return (
         not names
         or any(fact.sandboxed or (gym.math_equivalence and fact.supports_math_equivalence) for fact in facts)
-        or _is_isolated.holds(run)
+        or _IS_ISOLATED.holds(run)
         or (run.environment.agent.plays and run.environment.agent.isolate)
     )
 
@@ -351,7 +348,7 @@ _ENVIRONMENT_EFFECTS: tuple[Effect, ...] = (
         *fields_in("environment.agent", "timeout_seconds isolate"),
     ),
     Effect("environment.agent.kwargs", _FUNCTION_AGENT),
-    Effect("environment.reward_weights", _has_several_rewards),
+    Effect("environment.reward_weights", _HAS_SEVERAL_REWARDS),
     *effects(_ISOLATED_AGENT, *fields_in("environment.agent", "readable memory_gb")),
     *(
         Effect(f"environment.skyrl_gym.{table}", _environment_reads(table))
@@ -360,8 +357,8 @@ _ENVIRONMENT_EFFECTS: tuple[Effect, ...] = (
     Effect("environment.skyrl_gym.reward_model.timeout", _REWARD_SERVICE),
     Effect("environment.skyrl_gym.code_url", _environment_is(lambda facts: facts.service == "code_url")),
     Effect("environment.skyrl_gym.service_patience_seconds", _asks_a_service),
-    Effect("environment.skyrl_gym.isolate_user_env", _is_users),
-    Effect("environment.skyrl_gym.user_env_memory_gb", _is_isolated),
+    Effect("environment.skyrl_gym.isolate_user_env", _IS_USERS),
+    Effect("environment.skyrl_gym.user_env_memory_gb", _IS_ISOLATED),
     Effect(
         "environment.skyrl_gym.math_equivalence",
         _environment_is(lambda facts: facts.supports_math_equivalence, ", or each row's own"),
@@ -377,8 +374,6 @@ _HAS_SOURCES = Condition("data.train_data has several sources", lambda run: len(
 _HAS_EPOCHS = Condition(
     "there are several epochs (trainer.epochs)", lambda run: run.trainer.epochs > 1 or run.data.epoch_tail == "short"
 )
-
-
 _LOADS = Condition("prompts are loaded (data.streaming = false)", lambda run: not run.data.streaming)
 _SHUFFLES_A_STREAM = Condition(
     "prompts are streamed and shuffled (data.streaming, data.shuffle)",

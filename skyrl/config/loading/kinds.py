@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from skyrl.config.checks import (
     agents,
     algorithm,
-    allocation,
     asynchronous,
     batches,
     checkpoints,
@@ -20,7 +19,6 @@ from skyrl.config.checks import (
     experts,
     learners,
     megatron,
-    memory,
     placement,
     plausible,
     rollouts,
@@ -50,7 +48,7 @@ RL = RunKind(
     rules=RULES,
     checks=(
         *checks_in(data, sampling, agents, every_kind, checkpoints, algorithm, batches, placement, megatron),
-        *checks_in(allocation, memory, experts, engines, learners),
+        *checks_in(experts, engines, learners),
         *model_checks(tuple(RL_ROLES.values())),
         *checks_in(rollouts, asynchronous, plausible),
     ),
@@ -71,7 +69,7 @@ KINDS: Mapping[str, str] = {
     "rl": f"{__name__}:RL",
     "sft": f"{_SUPERVISED}:SFT",
     "reward_model": f"{_SUPERVISED}:REWARD_MODEL",
-    "preference": "skyrl.config.loading.preference_kind:PREFERENCE",
+    "preference": f"{_SUPERVISED}:PREFERENCE",
 }
 """Value of `kind` in a file -> import path of its `RunKind`, imported on request: checking an RL file stays quick."""
 

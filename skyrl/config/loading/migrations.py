@@ -33,6 +33,15 @@ _OTHER_NAME = {
 }  # fmt: skip
 
 
+_IN_MODELS = {
+    "model.model_path": "model.path",
+    "model.lora_config": "model.lora",
+    "model.model_config_kwargs": "model_config_kwargs",
+    "ulysses_sequence_parallel_size": "sequence_parallel_size",
+}
+"""Spellings of the design that the tree came from, in the table of every model."""
+
+
 def _k3_or_k1(value: object) -> object:
     return {True: "k3", False: "k1"}.get(value, value) if isinstance(value, bool) else value
 
@@ -43,20 +52,6 @@ def _moved(old: str, new: str, since: str, **more: Any) -> Migration:
 
 def _removed_field(old: str, since: str, reason: str, *harmless: object) -> Migration:
     return Migration(old=old, since=since, reason=reason, harmless=harmless)
-
-
-def _model_migrations() -> tuple[Migration, ...]:
-    """Spellings of the design that the tree came from, in the table of every model."""
-    moves: list[Migration] = []
-    for model in ("policy", "ref", "critic"):
-        table = f"trainer.{model}"
-        moves += [
-            _moved(f"{table}.model.model_path", f"{table}.model.path", DOCUMENTS),
-            _moved(f"{table}.model.lora_config", f"{table}.model.lora", DOCUMENTS),
-            _moved(f"{table}.model.model_config_kwargs", f"{table}.model_config_kwargs", DOCUMENTS),
-            _moved(f"{table}.ulysses_sequence_parallel_size", f"{table}.sequence_parallel_size", DOCUMENTS),
-        ]
-    return tuple(moves)
 
 
 _NO_REWARD_MODEL = "rewards come from environments (environment.env_class); a reward model has no place in the tree"
@@ -86,7 +81,8 @@ MIGRATIONS: tuple[Migration, ...] = (
     *(_moved(f"{_ENGINE}.{old}", f"{_ENGINE}.{new}", DOCUMENTS) for old, new in _OTHER_NAME.items()),
     *(_moved(f"{_ENGINE}.{name}", f"generator.{name}", DOCUMENTS)
       for name in ("n_samples_per_prompt", "batched", "max_input_length")),
-    *_model_migrations(),
+    *(_moved(f"trainer.{model}.{old}", f"trainer.{model}.{new}", DOCUMENTS)
+      for model in ("policy", "ref", "critic") for old, new in _IN_MODELS.items()),
     *(_moved(f"trainer.algorithm.{name}", f"trainer.{name}", DOCUMENTS)
       for name in ("policy_mini_batch_size", "critic_mini_batch_size")),
     _moved("trainer.use_torch_compile", "trainer.policy.use_torch_compile", DOCUMENTS),

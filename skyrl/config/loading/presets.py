@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_ONE_PROCESS = {
-    "trainer": {"logger": "console", "placement": {"executor": "in_process"}},
-    "generator": {"inference_engine": {"backend": "torch"}},
-}
-
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     # One process, one machine, nothing that needs an account.
-    "one-process": _ONE_PROCESS,
+    "one-process": {
+        "trainer": {"logger": "console", "placement": {"executor": "in_process"}},
+        "generator": {"inference_engine": {"backend": "torch"}},
+    },
     # Fast settings for CUDA with vLLM engines, where the defaults are conservative: micro-batches counted in tokens
     # instead of one sample at a time, and torch's own attention, which reads a group's prompt once.
     "cuda": {"trainer": {"device": "cuda", "flash_attn": False, "max_tokens_per_microbatch": 16_384}},

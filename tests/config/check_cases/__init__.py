@@ -7,7 +7,6 @@ from typing import Any
 from tests.config.check_cases import (
     agents,
     algorithm,
-    allocation,
     asynchronous,
     batches,
     checkpoints,
@@ -16,7 +15,6 @@ from tests.config.check_cases import (
     experts,
     learners,
     megatron,
-    memory,
     models,
     placement,
     plausible,
@@ -28,7 +26,6 @@ from tests.config.check_cases import (
 MODULES = (
     agents,
     algorithm,
-    allocation,
     asynchronous,
     batches,
     checkpoints,
@@ -37,7 +34,6 @@ MODULES = (
     experts,
     learners,
     megatron,
-    memory,
     models,
     placement,
     plausible,

@@ -18,7 +18,35 @@ from tests.config.check_cases.settings import (
 
 DEGREE = "megatron_config.tensor_model_parallel_size"
 
+ALLOCATION = "trainer.placement.allocation"
+BACKEND = "generator.inference_engine.backend"
+SPLIT: dict[str, Any] = {ALLOCATION: "vllm:d4+fsdp:d4", BACKEND: "vllm"}
+LARGE: dict[str, Any] = {"trainer.policy.model.path": "Qwen/Qwen2.5-72B-Instruct", "trainer.device": "cuda"}
+KIND = "trainer.placement.gpu_kind"
+
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "run_fits_gpu_memory": [({**LARGE, KIND: "H100-80"}, "generator.inference_engine.max_num_seqs")],
+    "allocation_matches_fields": [
+        ({**SPLIT, "generator.inference_engine.num_engines": 3}, "generator.inference_engine.num_engines"),
+        ({**SPLIT, ALLOCATION: "sglang:d4+fsdp:d4"}, BACKEND),
+        ({**SPLIT, BACKEND: "sglang"}, BACKEND),
+        ({**SPLIT, BACKEND: "torch"}, BACKEND),
+        ({**SPLIT, BACKEND: "http"}, BACKEND),
+        ({ALLOCATION: "sglang:d2|fsdp:d2", BACKEND: "vllm"}, BACKEND),
+    ],
+    "allocation_has_engines_and_learners": [
+        ({ALLOCATION: "vllm:d4"}, ALLOCATION),
+        ({ALLOCATION: "fsdp:d4"}, ALLOCATION),
+    ],
+    "allocation_places_every_model": [
+        ({ALLOCATION: "vllm:d4+fsdp[critic]:d4"}, ALLOCATION),
+        ({ALLOCATION: "vllm[rollout]:d4+fsdp[actor]:d4|fsdp[judge]:d4"}, ALLOCATION),
+    ],
+    "allocation_degrees_are_supported": [
+        ({ALLOCATION: "vllm:d4+fsdp:d2p2"}, ALLOCATION),
+        ({ALLOCATION: "vllm:d4+fsdp:(attn:d1t2|ffn:e1t2)"}, ALLOCATION),
+        ({ALLOCATION: "vllm[rollout]:d4+fsdp[actor]:d4|megatron[critic]:d4"}, ALLOCATION),
+    ],
     "other_processes_find_code": [
         ({**RAY, "trainer.algorithm.policy_loss_type": "__main__:mine"}, "trainer.algorithm.policy_loss_type"),
         (
@@ -145,6 +173,11 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
+    "run_fits_gpu_memory": LARGE,
+    "allocation_matches_fields": {**SPLIT, "generator.inference_engine.num_engines": 4},
+    "allocation_has_engines_and_learners": SPLIT,
+    "allocation_places_every_model": {ALLOCATION: "vllm[rollout]:d4+fsdp[actor]:d4|fsdp[critic]:d4"},
+    "allocation_degrees_are_supported": {ALLOCATION: "vllm:d4+fsdp:d2t2e2"},
     "external_urls_are_valid": {
         **SERVER,
         ENGINE + "external_server_urls": ["http://host:1", "https://host:1/", "http://[::1]:8000", "name:engines/0"],
