@@ -73,13 +73,13 @@ from skyrl.config.settings.samplers import (
     SamplerStage,
     TargetDifficultyConfig,
 )
-from skyrl.config.settings.tracker_settings import TrackersConfig
+from skyrl.config.settings.trackers import TrackersConfig
 from skyrl.config.settings.trainer import TrainerConfig
 from skyrl.config.settings.training_service import TrainingServiceConfig
 from skyrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from skyrl.config.settings.placement import PlacementConfig, SFTPlacementConfig
+    from skyrl.config.settings.placement import SFTPlacementConfig
     from skyrl.config.settings.preference_root import PreferenceConfig
     from skyrl.config.settings.supervised_root import RewardModelConfig, SFTConfig, SupervisedConfig
 

@@ -16,7 +16,7 @@ from skyrl.config.loading.check import has_effect
 from skyrl.config.loading.code_digests import code_digests
 from skyrl.config.loading.kinds import kind_of
 from skyrl.config.loading.stored import stored_form, stored_tree, tree_of
-from skyrl.config.loading.user_code import record_code
+from skyrl.config.loading.stored_code import record_code
 from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.processes.redaction import redacted_configuration
 from skyrl.runs.run_owner import LOCK, in_use_message, sign, unsign

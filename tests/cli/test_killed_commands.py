@@ -232,7 +232,7 @@ WRITERS = {
     "learners/cpu_adam.py": "a lock of DeepSpeed's compiler",
     "learners/profiling.py": "a table for people beside torch's own trace",
     "runs/run_owner.py": "the owner of a lock",
-    "config/loading/user_code.py": "lines that are added",
+    "config/loading/stored_code.py": "lines that are added",
     "processes/ray/cluster.py": "the token of a private cluster, before it starts",
     "processes/logs.py": "a stream",
     "processes/progress.py": "stacks, which are added",

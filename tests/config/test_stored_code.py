@@ -15,11 +15,10 @@ from click.testing import CliRunner
 
 from skyrl.cli.main import cli
 from skyrl.config import ConfigError, SkyRLTrainConfig, compose, load
-from skyrl.config.loading.code_digests import code_digests
+from skyrl.config.loading.code_digests import IMPORTED, code_digests
 from skyrl.config.loading.kinds import KINDS, root_of
 from skyrl.config.loading.stored import stored_form
-from skyrl.config.loading.stored_code import IMPORTED
-from skyrl.config.loading.user_code import record_code
+from skyrl.config.loading.stored_code import record_code
 from skyrl.config.settings.environment import McpServerConfig
 from skyrl.tree import evolve_at
 from skyrl.tree.classes import fields_of, tables_of

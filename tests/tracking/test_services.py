@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import attrs
 import pytest
 
-from skyrl.config.settings.tracker_settings import SwanLabConfig
+from skyrl.config.settings.trackers import SwanLabConfig
 from skyrl.errors import UserError
 from skyrl.tools.track import deliver
 from skyrl.tracking.services.offline_sessions import closed, opened

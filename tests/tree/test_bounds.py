@@ -214,7 +214,7 @@ WHOLE = {
     "names_on_disk": "in a folder that is refused if another user owns it",
     "onednn": "/proc",
     "orphans": "/proc",
-    "user_code": "in the folder of this user's state",
+    "stored_code": "in the folder of this user's state",
     "peer_trees": "of the package",
     "pretrained": "a wheel whose digest is known",
     "reasoning_rows": "what the run itself writes to this process",

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from skyrl.config import ConfigError, PreferenceConfig, SFTConfig, SkyRLTrainConfig, compose
-from skyrl.config.loading.code_digests import changed_code, code_digests
-from skyrl.config.loading.stored_code import IMPORTED
+from skyrl.config.loading.code_digests import IMPORTED, changed_code, code_digests
 from skyrl.config.settings.environment import EnvironmentConfig
 from skyrl.envs.registry import find_env
 from skyrl.tree import evolve_at, get_at

@@ -107,7 +107,7 @@ STRICT = click.option("--strict", is_flag=True, help="Treat warnings as errors."
 
 def _trust(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:
-        from skyrl.config.loading.user_code import trusting_stored_code
+        from skyrl.config.loading.stored_code import trusting_stored_code
 
         context.with_resource(trusting_stored_code())
 

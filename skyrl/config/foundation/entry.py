@@ -88,12 +88,9 @@ def plain_tables(values: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         plain: dict[str, Any] = omegaconf.OmegaConf.to_container(values, resolve=True, throw_on_missing=True)
     except omegaconf.errors.OmegaConfBaseException as error:
-        message = str(error).partition("\n")[0]
-        raise ConfigError([Problem(path=str(error.full_key or ""), message=message)], title=_UNUSABLE) from None
+        problem = Problem(path=str(error.full_key or ""), message=str(error).partition("\n")[0])
+        raise ConfigError([problem], title="This OmegaConf configuration cannot be used") from None
     return plain
-
-
-_UNUSABLE = "This OmegaConf configuration cannot be used"
 
 
 def build_nested_dataclass(cls: type[T], values: Mapping[str, Any]) -> T:
@@ -139,8 +136,9 @@ class RunConfig(BaseConfig):
     @classmethod
     def _loaded(cls, overrides: Sequence[str] | Mapping[str, Any]) -> Self:
         # The loader imports the trees, which are built on this module, so it is imported by its name and only here.
-        loading: Any = import_module("skyrl.config.loading.load")
-        run: Self = loading.load_resolved(overrides, cls)
+        loader: Any = import_module("skyrl.config.loading.load")
+        resolver: Any = import_module("skyrl.config.loading.resolve")
+        run: Self = resolver.resolve(loader.load([], overrides, cls))
         return run
 
 

@@ -52,13 +52,8 @@ def without_effect(run: RunConfig, origins: Origins | None, broken: Collection[s
             severity="warning",
         )
         for path, effect in ineffective.items()
-        if not _tables_around(path) & ineffective.keys()
+        if not any(around.covers(path) for around in ineffective.values() if around is not effect)
     ]
-
-
-def _tables_around(path: str) -> set[str]:
-    names = path.split(".")
-    return {".".join(names[:count]) for count in range(1, len(names))}
 
 
 def has_effect(run: RunConfig, path: str) -> bool:
@@ -88,11 +83,8 @@ def _folders_of_another_run(run: RunConfig, origins: Origins, broken: Collection
         if touches([path, chosen], broken) or written.kind in ("default", "rule") or written.source == chain[-1].source:
             continue
         folders = [folder for source, folder in before if source == written.source]
-        if not any(
-            source == written.source for source, _ in before
-        ):  # run_path was not written there: it was named after the run
-            folders = [f"runs/{get_at(run, kind.path('run_name'))}"]
-        for folder in folders:
+        # Where `run_path` was not written, the folder was named after the run.
+        for folder in folders or [f"runs/{get_at(run, kind.path('run_name'))}"]:
             if _is_below(str(written.value), folder) and not _is_below(str(written.value), str(chain[-1].value)):
                 yield Problem(
                     path=path,

@@ -14,10 +14,12 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from skyrl.config.foundation.entry import RunConfig
-from skyrl.config.loading.stored_code import IMPORTED, imported_by, value_at
+from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.errors import Problem
+from skyrl.tree import get_at
 from skyrl.tree.code_names import OF_PROGRAM, source_of_program
 from skyrl.tree.files import stored_file, stored_text
 from skyrl.tree.python_source import parsed_program
@@ -25,6 +27,23 @@ from skyrl.tree.python_source import parsed_program
 Digests = Mapping[str, str]
 """sha256 of each file, keyed by the field that names the code and the file's path relative to the named file's folder:
 `environment.env_class: reward.py`."""
+
+IMPORTED = (
+    "environment.env_class",
+    "environment.skyrl_gym.mcp.reward",
+    "environment.agent.function",
+    "trainer.fully_async.accept",
+    "data.curriculum.sampler",
+    "trainer.algorithm.advantage_estimator",
+    "trainer.algorithm.policy_loss_type",
+    "trainer.callbacks",
+    "trainer.logger",
+    "curriculum.sampler",
+    "loss_type",
+    "callbacks",
+    "logger",
+)
+"""Fields whose import path is followed when a run starts: of reinforcement learning, then of supervised runs."""
 
 _MOST = 200
 """Maximum number of files followed from one import path."""
@@ -45,6 +64,20 @@ def code_digests(run: RunConfig) -> dict[str, str]:
             root, files = _sources(name.rpartition(":")[0])
             digests |= {f"{field}: {file.relative_to(root).as_posix()}": _digest(file) for file in files}
     return digests
+
+
+def imported_by(value: object) -> list[str]:
+    """The import paths in the value of such a field: one name, or a list of names."""
+    names = value if isinstance(value, tuple) else (value,)
+    return [name for name in names if isinstance(name, str) and is_import_path(name)]
+
+
+def value_at(run: RunConfig, path: str) -> Any:
+    """The value of a field; None for a path that this kind of run does not have."""
+    try:
+        return get_at(run, path)
+    except AttributeError:
+        return None
 
 
 def unimported_code(run: RunConfig) -> Iterator[Problem]:
@@ -91,20 +124,19 @@ def _sources(where: str) -> tuple[Path, list[Path]]:
 
 def source_file(where: str) -> Path | None:
     """The source file of a module or file that an import path names; None if there is none."""
-    file = Path(where).expanduser().absolute() if where.endswith(".py") else _file_of_module(where)
-    return file if file is not None and file.is_file() else None
+    if where.endswith(".py"):
+        files = [Path(where).expanduser().absolute()]
+    else:  # searched for as imports do, with the working directory last
+        top, *rest = where.split(".")
+        spec = PathFinder.find_spec(top, [*sys.path, os.getcwd()])
+        if spec is None or spec.origin is None:
+            return None
+        files = _files_of(Path(spec.origin).parent.joinpath(*rest) if rest else Path(spec.origin).with_suffix(""))
+    return next((file for file in files if file.is_file()), None)
 
 
-def _file_of_module(name: str) -> Path | None:
-    """The source file of a module, searched for as imports do, with the working directory last."""
-    top, *rest = name.split(".")
-    spec = PathFinder.find_spec(top, [*sys.path, os.getcwd()])
-    if spec is None or spec.origin is None:
-        return None
-    module_path = Path(spec.origin).parent.joinpath(*rest) if rest else Path(spec.origin).with_suffix("")
-    return next(
-        (item for item in (module_path.with_suffix(".py"), module_path / "__init__.py") if item.is_file()), None
-    )
+def _files_of(module: Path) -> list[Path]:
+    return [module.with_suffix(".py"), module / "__init__.py"]
 
 
 def _imports(file: Path, root: Path, package: str | None) -> Iterator[Path]:
@@ -124,8 +156,7 @@ def _imports(file: Path, root: Path, package: str | None) -> Iterator[Path]:
             case _:
                 continue
         for base, module in modules:
-            module_path = base.joinpath(*module.split("."))
-            for item in (module_path.with_suffix(".py"), module_path / "__init__.py"):
+            for item in _files_of(base.joinpath(*module.split("."))):
                 inside = item.is_relative_to(root / package if package else root)
                 if module and inside and item.is_file():
                     yield item

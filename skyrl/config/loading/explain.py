@@ -89,7 +89,11 @@ def explain(path: str, run: RunConfig, origins: Origins) -> Explanation:
         feeds=tuple((rule.writes, rule.name) for rule in kind.rules if touches([path], rule.reads)),
         acts_when=", and ".join(dict.fromkeys(condition.words for condition in unmet or conditions)),
         acts=not unmet,
-        checks=tuple(_checks_of(path, run)),
+        checks=tuple(
+            (getattr(check, "__name__", ""), " ".join((check.__doc__ or "").split()))
+            for check in kind.checks
+            if touches([path], paths_read(check, run))
+        ),
     )
 
 
@@ -150,29 +154,20 @@ def _chain(path: str, names: Path, depth: int, run: RunConfig, origins: Origins)
     steps = [] if chain and chain[0].kind == "default" else [default]
     by_name = {rule.name: rule for rule in kind_of(run).rules}
     for origin in chain:
-        rule = by_name.get(origin.where) if origin.kind == "rule" else None
-        reads = [(read, _printable(get_at(run, read)), place_of(read, origins) or "default") for read in origin.reads]
-        value = _printable(origin.value, names[depth:])
         if origin.kind == "default" and not origin.where:
             steps.append(default)
             continue
+        rule = by_name.get(origin.where) if origin.kind == "rule" else None
+        reads = [(read, _printable(get_at(run, read)), place_of(read, origins) or "default") for read in origin.reads]
         steps.append(
             ValueOrigin(
                 location=origin.location or "default",
-                value=value,
+                value=_printable(origin.value, names[depth:]),
                 because=rule.reason if rule else "",
                 reads=tuple(reads),
             )
         )
     return tuple(steps)
-
-
-def _checks_of(path: str, run: RunConfig) -> list[tuple[str, str]]:
-    checks = []
-    for check in kind_of(run).checks:
-        if touches([path], paths_read(check, run)):
-            checks.append((getattr(check, "__name__", ""), " ".join((check.__doc__ or "").split())))
-    return checks
 
 
 def _printable(value: object, keys: Path = ()) -> object:

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any, Generic
 
 from attrs import evolve, frozen
@@ -22,9 +23,10 @@ from skyrl.config.loading.check import check
 from skyrl.config.loading.kinds import KINDS, kind_of, root_of
 from skyrl.config.loading.migrations import MIGRATIONS
 from skyrl.config.loading.presets import PRESETS
-from skyrl.config.loading.resolve import Loaded, resolve, resolve_with_origins
+from skyrl.config.loading.resolve import Loaded, resolve_with_origins
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError, Problem
+from skyrl.tree import get_at
 from skyrl.tree.arguments import read_argument, read_python
 from skyrl.tree.builder import ReadContext, TreeBuilder
 from skyrl.tree.classes import fields_of
@@ -103,8 +105,7 @@ def compose(
     written = builder.build()
     config, origins, broken = resolve_with_origins(written, builder.origins, builder.broken)
     if any(chain[-1].is_stored for chain in origins.values()):  # before any check could import what they name
-        from skyrl.config.loading.stored_code import code_that_is_only_stored
-        from skyrl.config.loading.user_code import may_run
+        from skyrl.config.loading.stored_code import code_that_is_only_stored, may_run
 
         stored = code_that_is_only_stored(config, origins)
         if refused := [problem for problem in stored if not may_run(config, problem.path, origins)]:
@@ -114,15 +115,8 @@ def compose(
     warnings = tuple(_sort_by_place(problem for problem in problems if problem.severity == "warning"))
     errors = problems if strict else [problem for problem in problems if problem.severity == "error"]
     if errors:
-        from skyrl.config.foundation.path_advice import with_paths_beside
-
-        raise ConfigError(_sort_by_place(with_paths_beside(error, config) for error in errors))
+        raise ConfigError(_sort_by_place(_with_paths_beside(error, config) for error in errors))
     return Composed(written=written, config=config, origins=origins, warnings=warnings)
-
-
-def load_resolved(overrides: Overrides, root: type[C]) -> C:
-    """The resolved tree that constructors such as `SkyRLTrainConfig.from_dict` return."""
-    return resolve(load([], overrides, root))
 
 
 def _builder(
@@ -363,6 +357,32 @@ def _caller() -> str:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _with_paths_beside(problem: Problem, run: RunConfig) -> Problem:
+    """The problem, with a hint if it is about a path that exists beside the file in which it was written."""
+    file = Path(problem.location.rpartition(":")[0])
+    folder = file.parent
+    if problem.hint or not file.is_file() or folder.resolve() == Path.cwd():
+        return problem
+    missing = (text for text in _texts(run, problem.path) if not (os.path.isabs(text) or os.path.exists(text)))
+    existing_path = next((folder / text for text in missing if (folder / text).exists()), None)
+    if existing_path is None:
+        return problem
+    return evolve(
+        problem, hint=f"{existing_path} exists: run the command in {folder}; paths start at the working directory"
+    )
+
+
+def _texts(run: RunConfig, path: str) -> Iterator[str]:
+    """The texts of a field that may be paths, without what may follow one: `reward.py:score`, `rows.jsonl:train`."""
+    try:
+        value = get_at(run, path)
+    except (AttributeError, KeyError):
+        return
+    for text in value if isinstance(value, tuple) else (value,):
+        if isinstance(text, str) and text and "://" not in text and len(text) < 1000 and "\0" not in text:
+            yield text.partition(":")[0]
 
 
 def _sort_by_place(problems: Iterable[Problem]) -> list[Problem]:

@@ -51,7 +51,12 @@ def refuse_other_files(name: str) -> None:
     refusal = _model_at(name) or _rows_in(name)
     if refusal is None and (text := _script_in(name)):
         refusal = _program_message(name, _program_of_script(text), "script")
-        refusal = refusal or _script(name)
+        if refusal is None and name.lower().endswith(_PYTHON):
+            hint = f"a reward function is environment.env_class={name}:NAME"
+            refusal = "this is a Python program, not a configuration", hint
+        elif refusal is None:
+            hint = f"skyrl config convert {name} --from skyrl --to run.toml"
+            refusal = "this is a shell script, not a configuration", hint
     _refuse(name, refusal)
 
 
@@ -130,17 +135,8 @@ def is_prime_rl(tables: object) -> bool:
     return isinstance(tables, Mapping) and _is_rl_of_prime_rl(tables)
 
 
-def _script(name: str) -> tuple[str, str]:
-    if name.lower().endswith(_PYTHON):
-        return (
-            "this is a Python program, not a configuration",
-            f"a reward function is environment.env_class={name}:NAME",
-        )
-    return "this is a shell script, not a configuration", f"skyrl config convert {name} --from skyrl --to run.toml"
-
-
 def _model_at(name: str, *, is_run: bool = True) -> tuple[str, str] | None:
-    path = _expanded(name)
+    path = os.path.expanduser(name)
     is_folder = os.path.isdir(path)
     inside = [item for item in _OF_A_MODEL if is_folder and os.path.isfile(os.path.join(path, item))]
     if is_folder and inside and (inside != ["config.json"] or not is_run):  # the folder of a run has one, too
@@ -151,24 +147,20 @@ def _model_at(name: str, *, is_run: bool = True) -> tuple[str, str] | None:
 
 
 def _model(folder: str, kind: str) -> tuple[str, str]:
-    return (
-        f"this is a model {kind}, not a configuration",
-        f"give it as trainer.policy.model.path={folder} (model.path={folder} in supervised runs)",
-    )
+    hint = f"give it as trainer.policy.model.path={folder} (model.path={folder} in supervised runs)"
+    return f"this is a model {kind}, not a configuration", hint
 
 
 def _rows_in(name: str) -> tuple[str, str] | None:
-    if not name.lower().endswith(_ROWS) or not os.path.isfile(_expanded(name)):
+    if not name.lower().endswith(_ROWS) or not os.path.isfile(os.path.expanduser(name)):
         return None
-    return (
-        "this is a file of rows, not a configuration",
-        f"give it as data.train_data=[{name}] (train_datasets=[{name}] in supervised runs)",
-    )
+    hint = f"give it as data.train_data=[{name}] (train_datasets=[{name}] in supervised runs)"
+    return "this is a file of rows, not a configuration", hint
 
 
 def _script_in(name: str) -> str:
     """The first characters of a script of a shell or in Python; empty for anything else."""
-    path = Path(_expanded(name))
+    path = Path(os.path.expanduser(name))
     try:
         if not path.is_file():
             return ""
@@ -188,7 +180,7 @@ def _is_of(program: str, of: str | None, converted: Mapping[str, str] = _CONVERT
 def _recognise_tables(name: str, tables: Mapping[Any, Any], of: str | None) -> tuple[str, str] | None:
     top = {str(key).partition(".")[0] for key in tables}
     if {"architectures", "model_type"} & top and "trainer" not in top:
-        return _model(name if os.path.isdir(_expanded(name)) else os.path.dirname(name) or ".", "folder")
+        return _model(name if os.path.isdir(os.path.expanduser(name)) else os.path.dirname(name) or ".", "folder")
     if {"run", "resources"} <= top:
         return "this is a task for SkyPilot", "give the configuration that the task starts"
     program = _program_of_tables(top)
@@ -224,7 +216,3 @@ def _program_of_tables(top: set[str]) -> str:
     if {"experiment_name", "trial_name"} <= top:
         return "AReaL"
     return ""
-
-
-def _expanded(name: str) -> str:
-    return os.path.expanduser(name)

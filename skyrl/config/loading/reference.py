@@ -13,6 +13,7 @@ from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.foundation.foreign_names import names_elsewhere
 from skyrl.config.loading.kinds import kind_of
 from skyrl.errors import ConfigError, Problem
+from skyrl.tree import joined
 from skyrl.tree.arguments import split_path
 from skyrl.tree.classes import fields_of, role_of, table_class
 from skyrl.tree.docs import docs_of
@@ -58,10 +59,9 @@ class TableReference:
             nested = table_class(attribute, value)
             if nested is not None:
                 values = nested() if value is None else value
-                defaults = getattr(self.defaults, name) or nested()
-                table = TableReference(
-                    self.at(name), values, defaults if type(defaults) is type(values) else type(values)()
-                )
+                defaults = getattr(self.defaults, name)
+                same = type(defaults) is type(values)
+                table = TableReference(self.at(name), values, defaults if same else type(values)())
                 yield table
                 yield from table.inner()
 
@@ -72,7 +72,7 @@ class TableReference:
 
     def at(self, name: str) -> str:
         """The path of a field of the table."""
-        return f"{self.path}.{name}" if self.path else name
+        return joined(self.path, name)
 
 
 def tables(run: RunConfig) -> list[TableReference]:
@@ -96,15 +96,13 @@ def reference_section(run: RunConfig, path: str) -> str:
         if name not in fields_of(type(table.values)):
             cls = type(table.values)
             sentence, _ = suggestion(type(run), cls, names, depth, names_elsewhere)
-            raise ConfigError([Problem(path=path, message="no such field", hint=sentence)], title=_NOTHING)
+            problem = Problem(path=path, message="no such field", hint=sentence)
+            raise ConfigError([problem], title="There is nothing to print")
         prefix = ".".join(names[: depth + 1])
         if prefix in table.fields():
             return "\n".join(_field(table, prefix, type(run), ()))
         table = next(inner for inner in table.inner() if inner.path == prefix)
     return "\n".join(section(item, type(run)) for item in (table, *table.inner()))
-
-
-_NOTHING = "There is nothing to print"
 
 
 def section(table: TableReference, root: type[Any]) -> str:
@@ -135,10 +133,8 @@ def _field(table: TableReference, path: str, root: type[Any], shared: tuple[str,
     for rule in kind_of(root).rules:
         if rule.writes == path:
             sources = ", ".join(f"`{read}`" for read in rule.reads)
-            lines += [
-                f"Derived where it is not written{sources and ' from '}{sources} (`{rule.name}`): {rule.reason}",
-                "",
-            ]
+            origin = f"Derived where it is not written{sources and ' from '}{sources} (`{rule.name}`): {rule.reason}"
+            lines += [origin, ""]
     return lines
 
 

@@ -8,7 +8,6 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import attrs
@@ -55,20 +54,20 @@ def as_layer(assignment: Assignment, root: type[RunConfig]) -> Assignment:
     value = assignment.value
     version = value.get("schema_version", SCHEMA_VERSION)
     if type(version) is not int or version > SCHEMA_VERSION:
-        message = (
-            f"was stored with schema version {display_value(version)}, but this version reads up to {SCHEMA_VERSION}"
-        )
+        stored = f"was stored with schema version {display_value(version)}"
+        message = f"{stored}, but this version reads up to {SCHEMA_VERSION}"
         raise ConfigError([Problem(path=assignment.origin.where, message=message, hint="use a newer skyrl")])
-    inside = attrs.evolve(
-        assignment, value=value["config"], origin=attrs.evolve(assignment.origin.at("config"), is_stored=True)
-    )
+    origin = attrs.evolve(assignment.origin.at("config"), is_stored=True)
+    inside = attrs.evolve(assignment, value=value["config"], origin=origin)
     run, _ = _read_tree(inside, root)
     listed = value.get("derived")
     leave_out = [str(path) for path in listed] if isinstance(listed, list) else derived(run)
     tables = sparse(run, root(), leave_out)
-    rules = kind_of(root).rules
-    origins = taken_as_written(rules, leave_out)
-    rederived, _, _ = resolve_with_origins(_underive(run, leave_out), origins, leaf_by_leaf=True)
+    rules, bare = kind_of(root).rules, run
+    for rule in rules:
+        if rule.writes in leave_out:
+            bare = evolve_at(bare, rule.writes, rule.unset)
+    rederived, _, _ = resolve_with_origins(bare, taken_as_written(rules, leave_out), leaf_by_leaf=True)
     for rule in rules:  # a written default that a rule would change is written explicitly
         if not rule.placeholder and get_at(rederived, rule.writes) != get_at(run, rule.writes):
             put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))
@@ -93,12 +92,3 @@ def _read_tree(stored: Assignment, root: type[C]) -> tuple[C, Origins]:
     if errors:
         raise ConfigError(errors, title=f"{stored.origin.where} cannot be read")
     return run, builder.origins
-
-
-def _underive(run: RunConfig, paths: Iterable[str]) -> RunConfig:
-    """The tree before these paths were derived."""
-    unset = {rule.writes: rule.unset for rule in kind_of(run).rules}
-    for path in paths:
-        if path in unset:
-            run = evolve_at(run, path, unset[path])
-    return run

@@ -11,8 +11,7 @@ from skyrl.config.foundation.intervals import Interval, interval
 from skyrl.config.settings.alarms import AlarmConfig
 from skyrl.config.settings.faults import FaultsConfig
 from skyrl.config.settings.placement import ProcessesConfig
-from skyrl.config.settings.tracker_settings import TrackersConfig
-from skyrl.config.settings.trackers import TRACKERS, known_trackers
+from skyrl.config.settings.trackers import TRACKERS, TrackersConfig, known_trackers
 from skyrl.tree import FREE, IDENTITY, field, frozen, required
 from skyrl.tree.classes import choice_metadata
 from skyrl.tree.code_names import named_code

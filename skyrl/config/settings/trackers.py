@@ -1,4 +1,8 @@
-"""Supported trackers, keyed by their name in `trainer.logger`, and what each of them needs."""
+"""Supported trackers, keyed by their name in `trainer.logger`: what each of them needs, and their settings.
+
+Keys of services come from the environment (`WANDB_API_KEY`, `SWANLAB_API_KEY`) or the services' own logins, never from
+a configuration, which is stored.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,18 @@ import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import attrs
 
+from skyrl.config.foundation.entry import BaseConfig
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.errors import ConfigError, Problem
 from skyrl.installation import install_command
+from skyrl.tree import FREE, field, frozen
 from skyrl.tree.names import nearest
+from skyrl.tree.types import Seconds
+from skyrl.tree.validators import http_address, non_negative, text_like
 
 
 @attrs.frozen(kw_only=True)
@@ -91,8 +100,9 @@ def lacks_of(
     facts = TRACKERS[name]
     if facts.package and not elsewhere and not is_installed(facts.package):
         yield f"the package {facts.package} is not installed", install_command(facts.extra)
-    mode = mode or environ.get(f"{name.upper()}_MODE") or "online"
-    if facts.key and mode not in ("offline", "local", "disabled") and not _has_key(facts, environ):
+    mode, home = mode or environ.get(f"{name.upper()}_MODE") or "online", Path(environ.get("HOME", "/"))
+    has_key = bool(environ.get(facts.key)) or any((home / file).is_file() for file in facts.logins)
+    if facts.key and mode not in ("offline", "local", "disabled") and not has_key:
         yield f"{name} needs a key, but none is set", f"set the variable {facts.key}, or run `{name} login`"
 
 
@@ -104,6 +114,96 @@ def is_installed(package: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def _has_key(facts: TrackerFacts, environ: Mapping[str, str]) -> bool:
-    home = Path(environ.get("HOME", "/"))
-    return bool(environ.get(facts.key)) or any((home / file).is_file() for file in facts.logins)
+_is_id = text_like(r"^[A-Za-z0-9_-]{1,64}$", "an id: 1 to 64 letters, digits, - and _")
+
+
+@frozen
+class WandbConfig(BaseConfig):
+    """Weights & Biases, read where `logger` names `wandb`."""
+
+    entity: str | None = field(default=None, metadata=FREE)
+    """Team or user that the run belongs to. None: the default of the account."""
+
+    mode: Literal["online", "offline"] | None = field(default=None, metadata=FREE)
+    """online: sent during the run; offline: kept in the run's folder, for `wandb sync`. None: the variable WANDB_MODE,
+    online without it."""
+
+    id: str | None = field(default=None, validator=_is_id, metadata=FREE)
+    """Id of the run. None: one is made when the run first starts; resumed runs keep it either way."""
+
+    base_url: str | None = field(default=None, validator=http_address, metadata=FREE)
+    """Address of a self-hosted server. None: the variable WANDB_BASE_URL, the public service without it."""
+
+
+@frozen
+class SwanLabConfig(BaseConfig):
+    """SwanLab, read where `logger` names `swanlab`."""
+
+    workspace: str | None = field(default=None, metadata=FREE)
+    """Workspace that the run belongs to. None: that of the account."""
+
+    mode: Literal["online", "offline"] | None = field(default=None, metadata=FREE)
+    """online: sent during the run; offline: kept below `path`, for `swanlab sync`. None: the variable SWANLAB_MODE,
+    online without it."""
+
+    id: str | None = field(default=None, validator=_is_id, metadata=FREE)
+    """Id of the run. None: one is made when the run first starts; resumed runs keep it either way."""
+
+    path: str | None = field(default=None, metadata=FREE)
+    """Folder of its local files. None: `swanlog` in the run's folder."""
+
+
+@frozen
+class MlflowConfig(BaseConfig):
+    """MLflow, read where `logger` names `mlflow`."""
+
+    tracking_uri: str | None = field(default=None, metadata=FREE)
+    """Address of a tracking server, or `sqlite:///FILE`. None: the variable MLFLOW_TRACKING_URI; without it the file
+    `mlflow.db` beside the run's folder, which runs there share."""
+
+
+@frozen
+class TensorBoardConfig(BaseConfig):
+    """TensorBoard, read where `logger` names `tensorboard`."""
+
+    path: str | None = field(default=None, metadata=FREE)
+    """Folder of the event files, one for each run. None: `tensorboard` in the run's folder."""
+
+
+@frozen
+class TrackersConfig(BaseConfig):
+    """Content and places of trackers other than the console; see docs/tracking.md."""
+
+    tags: tuple[str, ...] = field(default=(), metadata=FREE)
+    """Labels to find the run by."""
+
+    notes: str | None = field(default=None, metadata=FREE)
+    """Text about the run, for people to read."""
+
+    group: str | None = field(default=None, metadata=FREE)
+    """Name that runs of one experiment share, such as its seeds."""
+
+    job_type: str | None = field(default=None, metadata=FREE)
+    """Name of the run's part in its group, such as `train`."""
+
+    sample_rows: int = field(default=8, validator=non_negative, metadata=FREE)
+    """Sampled answers of each step, and evaluated ones of each data source, that are shown in tables. 0: none."""
+
+    finish_seconds: Seconds = field(default=30.0, validator=non_negative, metadata=FREE)
+    """Longest wait at the end of a run for trackers to catch up; `skyrl track` delivers the rest."""
+
+    python: str | None = field(default=None, metadata=FREE)
+    """Python interpreter that trackers run in, for a package that does not install beside the others: one with
+    `skyrl-attrs[mlflow]`, for example. None: that of the run."""
+
+    wandb: WandbConfig = WandbConfig()
+    """Weights & Biases."""
+
+    swanlab: SwanLabConfig = SwanLabConfig()
+    """SwanLab."""
+
+    mlflow: MlflowConfig = MlflowConfig()
+    """MLflow."""
+
+    tensorboard: TensorBoardConfig = TensorBoardConfig()
+    """TensorBoard."""

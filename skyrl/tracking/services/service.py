@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 import attrs
 import cattrs
 
-from skyrl.config.settings.tracker_settings import TrackersConfig
+from skyrl.config.settings.trackers import TrackersConfig
 from skyrl.storage.atomic import write_file
 from skyrl.tree.files import stored_text
 
