@@ -28,23 +28,21 @@ _is_interface = rule_of_one_field(
     lambda value: re.fullmatch(r"[A-Za-z0-9_.:@-]{1,15}", value) is not None, "the name of a network interface"
 )
 _are_variables = rule_of_one_field(
-    lambda value: all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and _is_line(text) for name, text in value.items()),
+    lambda value: all(
+        re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and text.isprintable() for name, text in value.items()
+    ),
     "a table of environment variables: names of letters, digits and _, and texts of one line",
 )
 _are_options = rule_of_one_field(
-    lambda value: all(re.fullmatch(r"--?[A-Za-z][\w-]*(=.*)?", option) and _is_line(option) for option in value),
+    lambda value: all(re.fullmatch(r"--?[A-Za-z][\w-]*(=.*)?", option) and option.isprintable() for option in value),
     "a list of options, each in one word, such as --exclusive or --gres=gpu:h100:8",
 )
 _are_mounts = rule_of_one_field(
-    lambda value: all(re.fullmatch(r"/[^:,]*(:/[^:,]*(:r[ow])?)?", mount) and _is_line(mount) for mount in value),
+    lambda value: all(re.fullmatch(r"/[^:,]*(:/[^:,]*(:r[ow])?)?", mount) and mount.isprintable() for mount in value),
     "a list of mounts, each as /folder, /folder:/inside or /folder:/inside:ro",
 )
-_is_text = rule_of_one_field(lambda value: value == "" or _is_line(value), "text of one line")
-_are_lines = rule_of_one_field(lambda value: all(map(_is_line, value)), "a list of lines")
-
-
-def _is_line(text: str) -> bool:
-    return text.isprintable()
+_is_text = rule_of_one_field(str.isprintable, "text of one line")
+_are_lines = rule_of_one_field(lambda value: all(map(str.isprintable, value)), "a list of lines")
 
 
 @frozen

@@ -239,7 +239,7 @@ def _phases(run: SkyRLTrainConfig, learners: Mapping[Model, LearnerRank], matric
     if engine is not None:
         yield _generation(run, engine, learners)
     for model, learner in learners.items():
-        held = {"parameters": matrices if model == "policy" else 0}
+        held: Bytes = {"parameters": matrices if model == "policy" else 0}
         coresident = added(_coresident_bytes(run, model, learners, engine), held)
         waiting = sum(total(rest_of(other)) for name, other in learners.items() if name != model)
         phases = learner_memory(learner) if learner.megatron is None else stage_memory(learner)

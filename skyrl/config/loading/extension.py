@@ -1,7 +1,6 @@
 """Extending the tree: `make_config` replaces built-in tables by your own classes."""
 
 import copyreg
-from functools import cache
 from typing import Any, TypeVar, cast
 
 from skyrl.config.settings.algorithm import AlgorithmConfig
@@ -18,6 +17,7 @@ Tables = tuple[tuple[str, type[Any]], ...]
 Recipe = type[Any] | tuple[Any, tuple[tuple[str, Any], ...]]
 """A class that a module holds, or the way one was made: the recipe of its base class, and of each table."""
 
+_MADE: dict[tuple[type[Any], Tables], type[Any]] = {}
 _RECIPES: dict[type[Any], Recipe] = {}
 
 
@@ -48,11 +48,16 @@ def make_config(
     )
 
 
-@cache
 def _subclass_with_tables(base: type[C], tables: Tables) -> type[C]:
     """The subclass of `base` in which each field named in `tables` has the class given there."""
     if not tables:
         return base
+    if (base, tables) not in _MADE:
+        _MADE[base, tables] = _make(base, tables)
+    return _MADE[base, tables]
+
+
+def _make(base: type[C], tables: Tables) -> type[C]:
     for name, cls in tables:
         declared = fields_of(base)[name].type
         if not issubclass(cls, cast("type[Any]", declared)):
