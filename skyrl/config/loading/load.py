@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Generic
@@ -333,9 +334,8 @@ def _join_split_arguments(layers: Sequence[_Layer], root: type[Any]) -> Iterator
     """All layers; `trainer.epochs 2`, whose words were both taken for files, becomes one mistake with both words in its
     hint.
     """
-    following = [*layers, _Layer()][1:]
     is_value = False
-    for layer, after in zip(layers, following, strict=True):
+    for layer, after in pairwise([*layers, _Layer()]):
         if is_value and layer.error is not None:
             is_value = False
             continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import field, frozen
+from attrs import frozen
 
 from skyrl.tree.migrations import Migration
 
@@ -45,10 +45,9 @@ class _Feature:
     source: str = ""
     """File and line of SkyRL 0.4.0 that shows this of `settings`."""
 
-    migrations: tuple[Migration, ...] = field(init=False)
-
-    @migrations.default
-    def _(self) -> tuple[Migration, ...]:
+    @property
+    def migrations(self) -> tuple[Migration, ...]:
+        """A refusal of each switch, and a warning for each setting that only the feature reads."""
         reason = f"SkyRL added this after March 2026, and it is not implemented yet: {self.name}"
         unread = f"only read with {self.switches[0]}, which is refused here"
         return (

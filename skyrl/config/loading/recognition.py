@@ -16,15 +16,11 @@ _TITLE = "This is not a configuration of skyrl"
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _ROWS = (".parquet", ".jsonl", ".csv", ".arrow")
 _SHELLS = (".sh", ".bash", ".zsh", ".sbatch", ".slurm")
-_PYTHON = ".py"
 _OF_A_MODEL = ("config.json", "adapter_config.json", "model.safetensors", "model.safetensors.index.json")
 
 _TRL_COMMANDS = ("grpo", "sft", "dpo", "kto", "rloo", "reward")
 _CONVERTED = {"verl": "verl", "TRL": "trl", "AReaL": "areal"}
 """Program -> its name in `skyrl config convert --from`."""
-
-_CONVERTED_TABLES = {**_CONVERTED, "prime-rl": "prime-rl"}
-"""The same of programs whose configurations are converted; of prime-rl, those of reinforcement learning."""
 
 _BY_HAND = "docs/coming-from/README.md lists where its settings are here; begin with examples/quickstart/grpo.toml"
 _OF_PRIME_RL = "convert the file that it names after @: skyrl config convert rl.toml --from prime-rl --to run.toml"
@@ -51,7 +47,7 @@ def refuse_other_files(name: str) -> None:
     refusal = _model_at(name) or _rows_in(name)
     if refusal is None and (text := _script_in(name)):
         refusal = _program_message(name, _program_of_script(text), "script")
-        if refusal is None and name.lower().endswith(_PYTHON):
+        if refusal is None and name.lower().endswith(".py"):
             hint = f"a reward function is environment.env_class={name}:NAME"
             refusal = "this is a Python program, not a configuration", hint
         elif refusal is None:
@@ -169,7 +165,7 @@ def _script_in(name: str) -> str:
     except (OSError, ValueError):
         return ""  # reading it as a configuration reports why
     first = text.partition("\n")[0]
-    is_script = path.suffix.lower() in (*_SHELLS, _PYTHON) or (first.startswith("#!") and "sh" in first)
+    is_script = path.suffix.lower() in (*_SHELLS, ".py") or (first.startswith("#!") and "sh" in first)
     return text if is_script else ""
 
 
@@ -184,7 +180,7 @@ def _recognise_tables(name: str, tables: Mapping[Any, Any], of: str | None) -> t
     if {"run", "resources"} <= top:
         return "this is a task for SkyPilot", "give the configuration that the task starts"
     program = _program_of_tables(top)
-    converted = _CONVERTED_TABLES if _is_rl_of_prime_rl(top) else _CONVERTED
+    converted = {**_CONVERTED, "prime-rl": "prime-rl"} if _is_rl_of_prime_rl(top) else _CONVERTED
     refusal = None if _is_of(program, of, converted) else _program_message(name, program, "configuration", converted)
     return refusal and (refusal[0], _table_locations(program, tables) + refusal[1])
 
