@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from skyrl.config.checks import warning
 from skyrl.config.derive.algorithm_facts import estimator_facts, is_peer_loss, loss_facts
 from skyrl.config.derive.rl_models import distills, gives_whole_distributions, has_critic, has_teacher
+from skyrl.config.foundation.foreign_names import value_elsewhere
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.losses import asks_for_correction
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLossRegistry, Registry
@@ -282,8 +283,6 @@ def _exists(name: str, registry: Registry, settings: object) -> Iterator[Problem
         except ConfigError as error:
             yield from error.problems
         return
-    from skyrl.config.foundation.foreign_names import value_elsewhere  # for a message alone
-
     meant = nearest(name, known)
     hint = value_elsewhere(registry.field, name) or (
         f"did you mean {meant}?" if meant else f"available: {', '.join(known)}, or module:name, file.py:name"

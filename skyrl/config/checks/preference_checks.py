@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.foundation.foreign_names import value_elsewhere
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.preference_root import PREFERENCE_LOSSES, PreferenceConfig
 from skyrl.errors import Problem, UserError
@@ -14,8 +15,6 @@ from skyrl.tree.rules import join_choices
 
 def losses_exist(run: PreferenceConfig) -> Iterator[Problem]:
     """Each loss is a known name or an import path."""
-    from skyrl.config.foundation.foreign_names import value_elsewhere  # for a message alone
-
     for name in run.loss_type:
         if name in PREFERENCE_LOSSES:
             continue

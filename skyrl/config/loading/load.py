@@ -20,10 +20,12 @@ from typing_extensions import TypeVar
 
 from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.foundation.entry import RunConfig
+from skyrl.config.foundation.foreign_names import names_elsewhere, value_elsewhere
 from skyrl.config.loading.check import check
 from skyrl.config.loading.kinds import KINDS, kind_of, root_of
 from skyrl.config.loading.migrations import MIGRATIONS
 from skyrl.config.loading.presets import PRESETS
+from skyrl.config.loading.recognition import refuse_other_files, refuse_other_tables
 from skyrl.config.loading.resolve import Loaded, resolve_with_origins
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError, Problem
@@ -130,7 +132,7 @@ def _builder(
         environ=environ,
         presets=PRESETS,
         migrations=MIGRATIONS,
-        elsewhere=_names_elsewhere,
+        elsewhere=names_elsewhere,
         is_open=True,
         remembers=True,
     )
@@ -152,18 +154,10 @@ def _builder(
     return builder
 
 
-def _names_elsewhere(root: type[Any], path: tuple[str, ...]) -> tuple[str, list[str]]:
-    from skyrl.config.foundation.foreign_names import names_elsewhere  # for a message alone
-
-    return names_elsewhere(root, path)
-
-
 def _suggest_our_value(problem: Problem) -> Problem:
     """The problem, with our name for a value that only other systems have."""
     if problem.code != "not a choice":
         return problem
-    from skyrl.config.foundation.foreign_names import value_elsewhere  # for a message alone
-
     return evolve(problem, hint=value_elsewhere(problem.path, str(problem.value)) or problem.hint)
 
 
@@ -222,13 +216,9 @@ def _read_file(name: str) -> list[Assignment]:
     try:
         assignments = read_file(file, PRESETS)
     except ConfigError:  # what it is instead, if that is known, says more than where it is no TOML
-        from skyrl.config.loading.recognition import refuse_other_files
-
         refuse_other_files(name)
         raise
     if not all(_has_our_names(item.value) for item in assignments):
-        from skyrl.config.loading.recognition import refuse_other_files, refuse_other_tables
-
         refuse_other_files(name)
         for assignment in assignments:
             refuse_other_tables(name, assignment.value)
