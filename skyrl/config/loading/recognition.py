@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.classes import fields_of
 from skyrl.tree.types import config_class
@@ -187,8 +188,6 @@ def _recognise_tables(name: str, tables: Mapping[Any, Any], of: str | None) -> t
 
 def _is_ours(tables: Mapping[Any, Any]) -> bool:
     """Whether all names of the first two levels exist in skyrl's tree, and some of them are inside a table."""
-    from skyrl.config.settings.root import SkyRLTrainConfig
-
     ours = fields_of(SkyRLTrainConfig)
     inside = [(top, name) for top, table in tables.items() if isinstance(table, Mapping) for name in table]
     return bool(inside) and all(
