@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import wraps
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from skyrl.api.source import Source, warn
 from skyrl.config.derive.run_kind import RunKind
+from skyrl.errors import SkyRLError, Stopped
 from skyrl.processes.torch_environment import set_torch_environment
 from skyrl.runs.inputs import notice
 from skyrl.tools.sampling_alone import prepared
@@ -16,6 +20,24 @@ from skyrl.tools.sampling_target import Target, find_target
 
 if TYPE_CHECKING:
     from skyrl.experiments.standalone import StandaloneSampling
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, whose errors raised on purpose begin at its caller, without the frames inside the library, which a
+    notebook would print with their code: their messages are complete. Any other exception keeps its traceback.
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (SkyRLError, Stopped) as error:
+            raise error.with_traceback(None) from None
+
+    return call
 
 
 def trained(source: Source) -> Path:
@@ -40,7 +62,7 @@ def trained(source: Source) -> Path:
     return experiment.folder.path
 
 
-def evaluated(model: str, source: Source, step: int | None, to: Path | None) -> dict[str, Any]:
+def evaluated(model: str, source: Source, step: int | None, to: str | PathLike[str] | None) -> dict[str, Any]:
     """Scores of a model, run or checkpoint, under the configuration of the source or its own. Raises as
     `skyrl.evaluate` does.
     """
@@ -51,7 +73,7 @@ def evaluated(model: str, source: Source, step: int | None, to: Path | None) -> 
         return evaluate(target, sampling)
 
 
-def generated(model: str, source: Source, step: int | None, to: Path | None) -> list[dict[str, Any]]:
+def generated(model: str, source: Source, step: int | None, to: str | PathLike[str] | None) -> list[dict[str, Any]]:
     """Answers of a model, run or checkpoint to the prompts of the source. Raises as `skyrl.generate` does."""
     target = find_target(model, step)
     with _prepared(target, source, to, rewarded=False) as (sampling, _):
@@ -63,7 +85,9 @@ def generated(model: str, source: Source, step: int | None, to: Path | None) -> 
 
 
 def _prepared(
-    target: Target, source: Source, to: Path | None, *, rewarded: bool
+    target: Target, source: Source, to: str | PathLike[str] | None, *, rewarded: bool
 ) -> AbstractContextManager[tuple[StandaloneSampling, Path]]:
     set_torch_environment()
-    return prepared(target, source.files, source.assignments, rewarded=rewarded, to=to, warn=warn)
+    return prepared(
+        target, source.files, source.assignments, rewarded=rewarded, to=None if to is None else Path(to), warn=warn
+    )
