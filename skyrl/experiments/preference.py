@@ -20,8 +20,7 @@ from skyrl.config import PreferenceConfig
 from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.foundation.import_paths import Imported
 from skyrl.config.settings.preference_root import PREFERENCE_LOSSES
-from skyrl.data.labelled_rows import load_preference_rows
-from skyrl.data.reference_logprobs import ReferencedRows, is_stored, logprobs_file, store_logprobs
+from skyrl.data.preference_rows import ReferencedRows, is_stored, load_preference_rows, logprobs_file, store_logprobs
 from skyrl.data.supervised_rows import TokenizedRows
 from skyrl.errors import ConfigError, Problem
 from skyrl.experiments.full_length import synthetic_answers, synthetic_labelled

@@ -17,7 +17,6 @@ from skyrl.chats.continuation import FIXED
 from skyrl.chats.ends import ANSWER
 from skyrl.chats.rendering import Message, Template
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.config import GeneratorConfig
 from skyrl.errors import DataError
 
 _ASKED: Message = {"role": "user", "content": "What is 2+2?"}
@@ -87,10 +86,9 @@ class TemplateVerdict:
     """Text that the template writes there for the whole conversation, or the reason why it refuses the dialogue."""
 
 
-def check_template(tokenizer: ChatTokenizer, config: GeneratorConfig | None = None) -> tuple[TemplateVerdict, ...]:
-    """A verdict for each dialogue of `DIALOGUES`; `config` gives `chat_template_kwargs`."""
-    arguments = (config or GeneratorConfig()).chat_template_kwargs
-    template = Template(tokenizer=tokenizer, arguments=arguments)
+def check_template(tokenizer: ChatTokenizer) -> tuple[TemplateVerdict, ...]:
+    """A verdict for each dialogue of `DIALOGUES`."""
+    template = Template(tokenizer=tokenizer, arguments={})
     return tuple(_verdict(template, name) for name in DIALOGUES)
 
 
