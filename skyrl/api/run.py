@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from skyrl.api.commands import brief_errors, evaluated, trained
-from skyrl.api.source import Config, Source, source_of, source_of_folder
+from skyrl.api.source import Config, Source, brief_errors, evaluated, source_of, source_of_folder, trained
 from skyrl.config.loading.kinds import kind_of
 from skyrl.errors import ResumeError, UserError
 from skyrl.installation import package_command

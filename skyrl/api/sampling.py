@@ -5,9 +5,8 @@ from __future__ import annotations
 from os import PathLike, fspath
 from typing import Any, TypeAlias
 
-from skyrl.api.commands import brief_errors, evaluated, generated
 from skyrl.api.run import Run
-from skyrl.api.source import Config, Source, source_of
+from skyrl.api.source import Config, Source, brief_errors, evaluated, generated, source_of
 
 Model: TypeAlias = Run | str | PathLike[str]
 """A run, its folder, a checkpoint, or a model: a folder in Hugging Face format or a name on its hub."""

@@ -208,9 +208,7 @@ class PromptCursor(Generic[T]):
     @property
     def fingerprint(self) -> str:
         """Digest of all prompts."""
-        if self._fingerprint is None:
-            self._fingerprint = self._facts.content
-        return self._fingerprint
+        return self._facts.content if self._fingerprint is None else self._fingerprint
 
 
 class StreamCursor(Generic[T]):

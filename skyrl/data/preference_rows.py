@@ -260,11 +260,6 @@ def logprobs_file(folder: Path, fingerprint: str, reference: Iterable[object]) -
     return folder / f"{key}.f32"
 
 
-def is_stored(file: Path) -> bool:
-    """Whether an earlier session, or another run, has stored the log-probabilities."""
-    return file.exists()
-
-
 def store_logprobs(file: Path, logprobs: Sequence[NDArray[np.float32]]) -> None:
     """Write the log-probabilities of all rows, whole or not at all. Raises `DataError` if they cannot be written."""
     scratch = file.with_suffix(f".{os.getpid()}.new")

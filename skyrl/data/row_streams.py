@@ -60,7 +60,7 @@ class OpenSource:
 class _DatasetStream(OpenSource):
     def __init__(self, source: str, state: State) -> None:
         self._dataset: IterableDataset = streamed_dataset(source)
-        super().__init__(lambda _: iter(self._dataset), state)  # which knows its position
+        super().__init__(lambda _: iter(self._dataset), state)  # from its own state on
         if "dataset" in state:
             self._dataset.load_state_dict(state["dataset"])
 

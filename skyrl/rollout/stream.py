@@ -127,7 +127,9 @@ class GroupStream:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
-        self._version = self._number = self._consumed = 0
+        self._version = self._number = 0
+        self.consumed = 0
+        """Groups handed over since the start of the run."""
         self._trained_by_schedule = 0  # version x batch: the groups that fill the batches up to this version
         self._accepted_count = self._refused_count = 0  # groups that ended since the start of the session
         self._closed = False
@@ -144,11 +146,6 @@ class GroupStream:
     def waiting(self) -> int:
         """Groups that are finished and not trained on."""
         return len(self._started) - self.running
-
-    @property
-    def consumed(self) -> int:
-        """Groups handed over since the start of the run."""
-        return self._consumed
 
     @property
     def room(self) -> int:
@@ -199,7 +196,7 @@ class GroupStream:
                 limits = self._limits
                 raise RunError(
                     f"{self.waiting} groups are ready, a batch has {limits.batch}, and no other may begin: the engines "
-                    f"hold version {self._version}, {self._consumed} groups were handed over, staleness "
+                    f"hold version {self._version}, {self.consumed} groups were handed over, staleness "
                     f"{limits.staleness}, queue {limits.queue}, {limits.total} groups in the whole run"
                 )
             # The deadline moves only when a group that may be trained on has ended: refused ones are no progress.
@@ -215,7 +212,7 @@ class GroupStream:
         batch = self._oldest_finished()
         for entry in batch:
             del self._started[entry.number]
-        self._consumed += len(batch)
+        self.consumed += len(batch)
         self._trained_by_schedule = (version + 1) * self._limits.batch
         self._start_groups()  # the places of the batch are free
         return [(entry.group, entry.version) for entry in batch if entry.group is not None]
@@ -238,7 +235,7 @@ class GroupStream:
             "prompts": self._cursor.as_stored([prompt for _, prompt in prompts]),
             "draws": [draw for draw, _ in prompts],
             "finished": [entry.as_stored() for entry in started if entry.group is not None],
-            "consumed": self._consumed,
+            "consumed": self.consumed,
             "trained": self._trained_by_schedule,
         }
 
@@ -253,7 +250,7 @@ class GroupStream:
         prompts = self._cursor.of_stored(state["prompts"])
         draws = state.get("draws", [0] * len(state["prompts"]))  # absent from checkpoints before there were samplers
         self._prompts = deque(zip(draws, prompts, strict=True))
-        self._consumed, self._trained_by_schedule = int(state["consumed"]), int(state["trained"])
+        self.consumed, self._trained_by_schedule = int(state["consumed"]), int(state["trained"])
         for stored in state["finished"]:
             group = group_of(stored["group"])
             self._add(stored.get("draw", 0), group.prompt, int(stored["version"]), 0.0).group = group

@@ -35,15 +35,10 @@ Row = tuple[str, str, str]
 """Name, unit and meaning of a metric, in the order of `MetricSpec`."""
 
 
-def _spread(name: str, unit: str, meaning: str) -> Iterator[Row]:
-    """Mean, extremes and standard deviation of one quantity."""
-    for kind, words in (("mean", "mean"), ("max", "largest"), ("min", "smallest"), ("std", "standard deviation")):
-        yield (f"{name}_{kind}", unit, f"{meaning}: {words}.")
-
-
-def _lengths(name: str, meaning: str) -> Iterator[Row]:
-    for kind, words in (("avg", "mean"), ("max", "largest"), ("min", "smallest"), ("std", "standard deviation")):
-        yield (name.format(kind), "tokens", f"{meaning}: {words}.")
+def _spread(name: str, unit: str, meaning: str, mean: str = "mean") -> Iterator[Row]:
+    """Mean, extremes and standard deviation of one quantity, in place of `{}` in its name."""
+    for kind, words in ((mean, "mean"), ("max", "largest"), ("min", "smallest"), ("std", "standard deviation")):
+        yield (name.format(kind), unit, f"{meaning}: {words}.")
 
 
 def _seconds(name: str, meaning: str) -> Iterator[Row]:
@@ -159,11 +154,13 @@ _POLICY = (
     ("policy/clip_ratio", "share", "Tokens that the loss clips, cuts or draws, so that their gradient is changed."),
     ("policy/importance_ratio", "1", "Probability under the policy over that at sampling, mean over tokens."),
     ("policy/behave_capped_ratio", "share", "Tokens whose behavior weight the decoupled loss capped."),
-    *_spread("policy/behave_weight", "1", "Behavior weight of the decoupled loss"),
-    *_spread("policy/cispo/ratio", "1", "Importance ratio of CISPO before its bounds"),
+    *_spread("policy/behave_weight_{}", "1", "Behavior weight of the decoupled loss"),
+    *_spread("policy/cispo/ratio_{}", "1", "Importance ratio of CISPO before its bounds"),
     ("policy/cispo/ratio_clamped_mean", "1", "Importance ratio of CISPO within its bounds, mean over tokens."),
-    *_spread("policy/rollout_train_logprobs_abs_diff", "nats", "Distance of log-probabilities of learner and engine"),
-    *_spread("policy/is_ratio", "1", "Ratio of old to rollout probability that off_policy_correction looks at"),
+    *_spread(
+        "policy/rollout_train_logprobs_abs_diff_{}", "nats", "Distance of log-probabilities of learner and engine"
+    ),
+    *_spread("policy/is_ratio_{}", "1", "Ratio of old to rollout probability that off_policy_correction looks at"),
     ("policy/token_mask_ratio", "share", "Tokens that token_mask leaves out."),
     ("policy/tis_token_clip_high_ratio", "share", "Tokens whose truncated importance weight is at its cap."),
     ("policy/tis_seq_clip_high_ratio", "share", "Sequences whose truncated importance weight is at its cap."),
@@ -177,11 +174,11 @@ _CRITIC = (
     ("critic/values_clipfrac", "share", "Tokens whose value the loss of the critic clips."),
     ("critic/return_mean", "reward", "Running mean of returns that the critic's targets are normalized by."),
     ("critic/return_std", "reward", "Running standard deviation that its targets are normalized by."),
-    *_spread("critic/critic_values", "reward", "Values that the critic predicts for tokens"),
+    *_spread("critic/critic_values_{}", "reward", "Values that the critic predicts for tokens"),
 )
 _GENERATE = (
-    *_lengths("generate/{}_num_tokens", "Length of an answer, with observations"),
-    *_lengths("generate/{}_assistant_tokens", "Sampled tokens of an answer"),
+    *_spread("generate/{}_num_tokens", "tokens", "Length of an answer, with observations", mean="avg"),
+    *_spread("generate/{}_assistant_tokens", "tokens", "Sampled tokens of an answer", mean="avg"),
     ("generate/avg_tokens_non_zero_rewards", "tokens", "Length of answers with a reward other than 0, mean."),
     ("generate/avg_tokens_zero_rewards", "tokens", "Length of answers with reward 0, mean."),
     ("generate/avg_assistant_tokens_non_zero_rewards", "tokens", "Sampled tokens where the reward is not 0, mean."),
@@ -299,7 +296,7 @@ _SUPERVISED = (
     *_preferences("train"),
     ("train/chosen_score", "score", "Reward models: score of the chosen answer, mean."),
     ("train/rejected_score", "score", "Reward models: score of the rejected answer, mean."),
-    *_spread("train/values", "score", "Reward models: scores of answers"),
+    *_spread("train/values_{}", "score", "Reward models: scores of answers"),
 )
 _RUN = (
     ("step", "steps", "Step of the line in `metrics.jsonl`; 0 is before training."),

@@ -34,7 +34,7 @@ _TAIL = 4 << 20
 """Bytes at the end of the metrics that the first look reads: a thousand steps, the last evaluation among them."""
 
 _WHOLE = "timing/step"
-_BESIDE = ("timing/eval", "timing/save_checkpoints")
+BESIDE_STEPS = ("timing/eval", "timing/save_checkpoints")
 """Times that are measured outside of a step's own time."""
 
 
@@ -149,7 +149,7 @@ class RunProgress:
     @property
     def phase_seconds(self) -> dict[str, float]:
         """Seconds of each phase of the last step."""
-        outside = (_WHOLE, *_BESIDE, "timing/all_steps")
+        outside = (_WHOLE, *BESIDE_STEPS, "timing/all_steps")
         timings = {
             name: value for name, value in self.last.items() if name.startswith("timing/") and name not in outside
         }
@@ -190,7 +190,7 @@ class RunProgress:
             if name in self.last:
                 self.evaluation = self.step, float(self.last[name])
         if _WHOLE in self.last:
-            seconds = sum(float(self.last.get(name, 0.0)) for name in (_WHOLE, *_BESIDE))
+            seconds = sum(float(self.last.get(name, 0.0)) for name in (_WHOLE, *BESIDE_STEPS))
             self._seconds.append((self.step, seconds))
         self.on_step()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import Any
@@ -273,16 +274,13 @@ def _token_parts(row: Sequence[Token], mode: str) -> Iterator[Message]:
 
 def _inserted(tokens: Sequence[tuple[Token, str]]) -> Iterator[tuple[str, tuple[Fragment, ...]]]:
     """Role and fragments of each message in inserted tokens. A token belongs to the stretch that its text begins in."""
-    ends: list[tuple[int, Stretch]] = []
-    for stretch in stretches("".join(token.text for token, _ in tokens)):
-        ends.append((len(stretch.text) + (ends[-1][0] if ends else 0), stretch))
-    offset, number, marked = 0, 0, []
-    for token, shade in tokens:
-        while number < len(ends) - 1 and ends[number][0] <= offset:
-            number += 1
-        stretch = ends[number][1] if ends else Stretch(text="")
+    parts = list(stretches("".join(token.text for token, _ in tokens))) or [Stretch(text="")]
+    ends = list(accumulate(len(part.text) for part in parts))
+    offsets = accumulate((len(token.text) for token, _ in tokens), initial=0)
+    marked = []
+    for (token, shade), offset in zip(tokens, offsets, strict=False):
+        stretch = parts[min(bisect_right(ends, offset), len(parts) - 1)]
         marked.append((stretch.role, _fragment(token, shade, stretch.is_markup)))
-        offset += len(token.text)
     for role, own in groupby(marked, key=lambda pair: pair[0]):
         yield role, tuple(fragment for _, fragment in own)
 

@@ -15,11 +15,9 @@ from attrs import frozen
 
 from skyrl.errors import UserError
 from skyrl.tracking.jsonlines import JsonLines
-from skyrl.tracking.run_progress import GONE, Now, now_in
+from skyrl.tracking.run_progress import BESIDE_STEPS, GONE, Now, now_in
 from skyrl.tree.files import stored_text
 from skyrl.viewer.run_metrics import RunMetrics, Series
-
-CONFIG = "config.json"
 
 MOST_EVENTS = 500
 """Largest number of events in a report."""
@@ -29,9 +27,6 @@ _NEAR = 5
 
 _MANY = 0.5
 """Share of answers that were cut off, and of groups with equal rewards, from which it is worth a look."""
-
-_OUTSIDE = ("timing/eval", "timing/save_checkpoints")
-"""Times that are measured outside of a step's own time."""
 
 _LOSSES = {"regular": "PPO's clipped loss"}
 """Name of a policy loss in the configuration -> its name in the field, where they differ."""
@@ -110,7 +105,7 @@ def run_card(folder: Path, name: str, metrics: RunMetrics, *, gpus: int | None =
 def stored_configuration(folder: Path) -> Mapping[str, object]:
     """The resolved configuration of a run, as plain data; empty if it cannot be read."""
     try:
-        stored = json.loads(stored_text(folder / CONFIG))["config"]
+        stored = json.loads(stored_text(folder / "config.json"))["config"]
     except (OSError, UserError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return stored if isinstance(stored, dict) else {}
@@ -223,7 +218,7 @@ def _spread(series: Series) -> float:
 
 def cost(metrics: RunMetrics, gpus: int | None, device: str) -> Iterator[tuple[str, str]]:
     """Cost of a run, with labels. `gpus` is the number of its GPUs, None if it is not known."""
-    seconds = (metrics.last("timing/all_steps") or metrics.total("timing/step")) + sum(map(metrics.total, _OUTSIDE))
+    seconds = (metrics.last("timing/all_steps") or metrics.total("timing/step")) + sum(map(metrics.total, BESIDE_STEPS))
     yield "time", f"{_duration(seconds)}, without start-up"
     if device == "cpu" or gpus == 0:
         yield "GPUs", "none"
