@@ -41,18 +41,15 @@ def read_environment(value: object, key: str) -> Read:
     full_match = _OMEGACONF.fullmatch(value)
     if full_match and full_match[2] is not None:
         return Read(yaml_value(full_match[2].strip()))
-    if (name := _name(full_match or _SHELL.fullmatch(value))) and name != "HOME":
+    match = full_match or _SHELL.fullmatch(value)
+    name = match[1 if full_match else 2] if match else ""
+    if name and name != "HOME":
         return Read(f"env:{name}")
     text = _OMEGACONF.sub(lambda match: _inside(match, value), value)
     left = _LEFT.search(text)
     if left is None or (left[0] == "$(" and key.endswith(_NAMES)):
         return Read(text)
     return Read(value, _reason(left[0]))
-
-
-def _name(match: re.Match[str] | None) -> str:
-    """The name of the variable."""
-    return "" if match is None else str(match[1] if match.re is _OMEGACONF else match[2])
 
 
 def _inside(match: re.Match[str], text: str) -> str:
@@ -67,9 +64,9 @@ def _reason(left: str) -> str:
     if left == "$(":
         return "only a shell can evaluate $(...): replace it with its value"
     if match := _OMEGACONF.match(left) or _SHELL_START.match(left):
-        name = match[1]
         return (
-            f"{name} is set outside of the file, and env:{name} works only as a whole value: replace it with its value"
+            f"{match[1]} is set outside of the file, and env:{match[1]} works only as a whole value: replace it with "
+            "its value"
         )
     if left.startswith("${"):
         return f"{left[:60]} is evaluated by another program: replace it with its value"

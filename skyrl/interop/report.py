@@ -154,7 +154,8 @@ class Conversion:
     def in_result(self) -> str:
         """The share of settings that have their effect, in one sentence."""
         asking = sum(line.outcome != "needless" for line in self.lines)
-        return f"Of the {asking} settings that need a counterpart, {_percent(self.share)} are in the result."
+        percent = int(self.share * 1000) / 10  # rounded down, so that 100 % means all
+        return f"Of the {asking} settings that need a counterpart, {percent:g} % are in the result."
 
     def report(self) -> str:
         """The report as text: all settings that were not simply kept, grouped by outcome."""
@@ -191,11 +192,6 @@ class Conversion:
         """Comment lines for the top of the converted file: the settings that it lacks."""
         rows = [f"#   {_row(line)}" for line in self.refused]
         return "\n".join(["# Refused by the conversion:", *rows, ""]) if rows else ""
-
-
-def _percent(share: float) -> str:
-    """A share in percent, rounded down so that 100 % means all."""
-    return f"{int(share * 1000) / 10:g} %"
 
 
 def _row(line: Line) -> str:

@@ -102,6 +102,11 @@ def entry_of_one_model(entry: Entry) -> Entry:
     return lambda value: of_one_model(translate(entry, value))
 
 
+def independent(entry: Entry) -> Dependent:
+    """The entry of a setting that translates independently, for a table of those that depend on others."""
+    return lambda key, value, values: translate(entry, value)
+
+
 def dependent_of_one_model(convert: Dependent) -> Dependent:
     """The same for a setting whose meaning depends on others."""
 

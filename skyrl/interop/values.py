@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.config.loading.recognition import refuse_other_tables
-from skyrl.errors import ConfigError, Problem
+from skyrl.errors import ConfigError
+from skyrl.interop import not_converted
 from skyrl.interop.shell.variables import LONGEST
-from skyrl.tree.files import read_file, read_text
+from skyrl.tree.files import read_file
 from skyrl.tree.origins import dotted
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -27,13 +28,11 @@ def flat_file(name: str, *, of: str = "") -> dict[str, Any]:
     --from`.
     """
     if is_script(name):
-        raise ConfigError(
-            [Problem(path=name, message="is not a YAML, JSON or TOML file")], title="Nothing was converted"
-        )
+        raise not_converted(name, "is not a YAML, JSON or TOML file")
     value = read_file(name)[-1].value
     refuse_other_tables(name, value, of=of)
     if not isinstance(value, Mapping):
-        raise ConfigError([Problem(path=name, message="contains no table of settings")], title="Nothing was converted")
+        raise not_converted(name, "contains no table of settings")
     if of == "trl":
         return {str(key): setting for key, setting in value.items()}
     return flat_lists(value) if of in ("areal", "prime-rl") else dict(flat(value))
@@ -47,7 +46,7 @@ def flat_lists(table: Mapping[str, Any]) -> dict[str, Any]:
 def flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Dotted key and value of every leaf and every empty table."""
     for key, value in table.items():
-        names = (*path, *str(key).split(".")) if not path else (*path, str(key))
+        names = (*path, str(key)) if path else tuple(str(key).split("."))
         if isinstance(value, Mapping) and value:
             yield from flat(value, names)
         else:
@@ -71,15 +70,12 @@ def yaml_value(text: str) -> Any:
     """
     from skyrl.tree.yaml_file import parse_yaml
 
+    # OmegaConf reads `{a:1}` as a table, YAML needs a space after the colon.
+    spaced = re.sub(r"([{,]\s*[\w.]+):(?=\S)", r"\1: ", text) if text.startswith("{") else text
     try:
-        return parse_yaml("value", "value: " + _spaced(text))[0]["value"]
+        return parse_yaml("value", "value: " + spaced)[0]["value"]
     except (ConfigError, KeyError, TypeError):
         return text
-
-
-def _spaced(text: str) -> str:
-    """The text with a space after the colon of each key: OmegaConf reads `{a:1}` as a table, YAML needs the space."""
-    return re.sub(r"([{,]\s*[\w.]+):(?=\S)", r"\1: ", text) if text.startswith("{") else text
 
 
 def without_references(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -144,11 +140,6 @@ class References:
             self._filled[key] = self.filled(self._values[key])
             self._open.discard(key)
         return self._filled[key]
-
-
-def text_of(name: str) -> str:
-    """The file as text. Raises `ConfigError`."""
-    return read_text(name)
 
 
 def is_script(name: str) -> bool:

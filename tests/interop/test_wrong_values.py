@@ -16,7 +16,7 @@ from skyrl.interop.skyrl import sft
 from skyrl.interop.trl import convert as trl
 from skyrl.interop.trl import dependent as trl_dependent
 from skyrl.interop.trl import keys as trl_keys
-from skyrl.interop.trl.kinds import CONVERTED
+from skyrl.interop.trl.sources import CONVERTED
 from skyrl.interop.verl import convert as verl
 from skyrl.interop.verl import keys as verl_keys
 from skyrl.interop.verl import layout as verl_layout

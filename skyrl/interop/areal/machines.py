@@ -27,18 +27,14 @@ _CONTAINER = "slurm.container."
 _SPEC = re.compile(r"(?P<spec>[^\[]+\.scheduling_spec\[\d+\])(?:\.(?P<name>.+))?")
 _MEBIBYTES = re.compile(r"(launcher\.\w+_mem_per_gpu|mem_per_(model_worker|generation_server))")
 _CORES = re.compile(r"(launcher\.\w+_cpus_per_gpu|cpus_per_(model_worker|generation_server))")
-_OWN_PROCESSES = "skyrl starts its own processes"
-_NO_SUCH_PROCESS = "the trainer's process does this itself: there is no separate process to give cores or memory to"
-_ONE_JOB = "set by actor.scheduling_spec: all processes run in one job"
 _FOUND_THROUGH_RAY = "processes of a run find each other through Ray; for names of other services see docs/services.md"
 _COMMANDS = {"local": "skyrl launch local", "ray": "skyrl launch ray", "slurm": "skyrl launch slurm"}
-_GRANTED = "GPUs of ranks and engines are derived from the backends"
 
 LINES_OF_BASH = ".additional_bash_cmds"
 """Suffix of the keys whose values a shell evaluates, in AReaL and here."""
 
 _OF_A_SPEC: dict[str, Entry] = {
-    "gpu": redundant(_GRANTED),
+    "gpu": redundant("GPUs of ranks and engines are derived from the backends"),
     "port_count": redundant("free ports are chosen when a process starts"),
     "task_type": redundant("all processes run in one job"),
     "ray_placement_strategy": redundant("Ray placement groups are derived from trainer.placement"),
@@ -79,16 +75,17 @@ def machines(key: str, value: object, values: Values) -> Translation | None:
     if value is not None and _MEBIBYTES.fullmatch(key):
         return Translation(cluster={"slurm.memory_per_gpu": f"{value}MiB"})
     if key.startswith(("cpus_per_", "mem_per_")):
-        return redundant(_NO_SUCH_PROCESS)
+        return redundant(
+            "the trainer's process does this itself: there is no separate process to give cores or memory to"
+        )
     if key.startswith("launcher."):
         return _convert_launcher(key, value, values)
-    spec = _SPEC.fullmatch(key)
-    if spec:
+    if spec := _SPEC.fullmatch(key):
         return _convert_spec(spec["spec"], spec["name"] or "", value, values)
     if not key.endswith(".scheduling_spec"):
         return None
     if isinstance(value, str) and "scheduling_spec" in value:  # a reference: `${actor.scheduling_spec}`
-        return redundant(_ONE_JOB)
+        return redundant("set by actor.scheduling_spec: all processes run in one job")
     return redundant("not set") if not value else refused("expected a list of tables")
 
 
@@ -190,8 +187,9 @@ def _option(name: str, value: object) -> Translation:
 
 
 def _command(value: object) -> Translation:
-    is_own = "areal" in str(value)
-    return redundant(_OWN_PROCESSES) if is_own else unsupported("a custom command for each rank")
+    if "areal" in str(value):
+        return redundant("skyrl starts its own processes")
+    return unsupported("a custom command for each rank")
 
 
 def _names(name: str, value: object, values: Values) -> Translation:

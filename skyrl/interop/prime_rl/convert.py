@@ -1,21 +1,25 @@
-"""Converts prime-rl's `rl.toml`: `keys.py` has the settings that convert independently, `teachers.py` those of
-distillation, and this module those that depend on others. Tasks are environments of verifiers, which have no
-counterpart that could be written: their lines are refused, with what to set in their place.
+"""Converts prime-rl's `rl.toml`: `keys.py` has the settings that convert independently, and this module those that
+depend on others. Tasks are environments of verifiers, which have no counterpart that could be written: their lines are
+refused, with what to set in their place.
+
+Distillation is `opd`, the reverse KL from a served teacher, or `opsd`, from the policy with an example. Both are the
+advantage log nu - log pi of each sampled token, alone (src/prime_rl/trainer/rl/loss.py, `ref_kl_loss_fn`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from attrs import evolve
 
-from skyrl.errors import ConfigError, Problem
-from skyrl.interop.prime_rl.keys import KEYS, rate
-from skyrl.interop.prime_rl.teachers import TEACHERS, hint_by_default, teachers_by_source
+from skyrl.interop import not_converted
+from skyrl.interop.prime_rl.keys import KEYS, rate, url_of
 from skyrl.interop.report import Conversion
 from skyrl.interop.systems import System, convert_settings
 from skyrl.interop.translation import (
+    ALGORITHM,
     ENGINE,
     OPTIMIZER,
     SAMPLING,
@@ -61,15 +65,11 @@ _TASK = "The rows of a data source need its name in their column data_source, by
 def convert_prime_rl(name: str) -> Conversion:
     """Convert a TOML file of prime-rl's `rl`. Raises `ConfigError` if it cannot be read or is another one."""
     if is_script(name):
-        raise _refusal(name, "is a script, which is not read", "convert the TOML file that it names after @")
+        raise not_converted(name, "is a script, which is not read", "convert the TOML file that it names after @")
     keys = flat_file(name, of="prime-rl")
     if not any(key.startswith("orchestrator") for key in keys):
-        raise _refusal(name, "has no table orchestrator", "only files of prime-rl's `rl` are converted")
+        raise not_converted(name, "has no table orchestrator", "only files of prime-rl's `rl` are converted")
     return convert_keys(keys, name)
-
-
-def _refusal(name: str, message: str, hint: str) -> ConfigError:
-    return ConfigError([Problem(path=name, message=message, hint=hint)], title="Nothing was converted")
 
 
 def convert_keys(keys: Values, where: str = "arguments") -> Conversion:
@@ -129,9 +129,9 @@ def _schedule(key: str, value: object, values: Values) -> Translation:
     match key.removeprefix("trainer.scheduler."):
         case "type":
             names = {"constant": "constant", "linear": "warmup_stable_decay", "cosine": "cosine"}
-            if value not in names:
+            if str(value) not in names:
                 return unsupported(f"the schedule {value}")
-            writes: dict[str, Any] = {OPTIMIZER + "scheduler": names[value]}
+            writes: dict[str, Any] = {OPTIMIZER + "scheduler": names[str(value)]}
             if value != "constant":
                 writes[OPTIMIZER + "num_warmup_steps"] = values.get("trainer.scheduler.warmup_steps", 10)
             if value == "linear":
@@ -164,6 +164,108 @@ def _gpus(key: str, value: object, values: Values) -> Translation:
             engines = nodes * count(values.get("deployment.gpus_per_node"), default=8) // tensor
             return Translation(writes={ENGINE + "num_engines": max(1, engines)})
     return unsupported("this setting of a deployment")
+
+
+_OURS = ALGORITHM + "distillation."
+_SERVER = "trainer.teacher.endpoint."
+_OF_SOURCE = re.compile(r"orchestrator\.train\.source\[(\d+)\]\.algo\.(.+)")
+_ALGO = "orchestrator.algo."
+_TEMPLATE = "Here is an example of an expert response:\n<demonstration>\n{demonstration}\n</demonstration>"
+_DRIFT_OF_TEACHERS = (
+    "prime-rl adds 1e-3 x the square of the log-ratio to the engine, and keeps tokens that the teacher prefers "
+    "whatever their probability has become; here the loss of the policy decides"
+)
+_ALONE: dict[str, Any] = {_OURS + "type": "advantage", _OURS + "task_coef": 0.0}
+
+
+def teacher(key: str, value: object, values: Values) -> Translation | None:
+    """Convert a setting of the algorithm of all sources, if it is one of a teacher."""
+    kind, setting = values.get(_ALGO + "type"), key.removeprefix(_ALGO)
+    match kind, setting:
+        case (("opd" | "opsd"), "type"):
+            hint = {_OURS + "self_teacher": True, _OURS + "hint.source": "column"} if kind == "opsd" else {}
+            return Translation(writes={**_ALONE, **hint}, note=_DRIFT_OF_TEACHERS)
+        case "opd", "teacher.base_url":
+            return Translation(writes={_SERVER + "url": url_of(value)})
+        case "opd", _ if setting.startswith("teacher."):
+            return _server_setting(setting.removeprefix("teacher."), value)
+        case "opsd", "demo_key":
+            return Translation(writes={_OURS + "hint.column": value})
+        case "opsd", "template":
+            return _template(value)
+        case "opsd", _ if setting.startswith("renderer"):
+            return redundant("the chat template of the policy renders the demonstration")
+    return None
+
+
+def of_source(key: str, value: object, values: Values) -> Translation | None:
+    """Convert a setting of the algorithm of one source."""
+    match = _OF_SOURCE.fullmatch(key)
+    if match is None:
+        return None
+    if not has_teachers(values):
+        return unsupported("an algorithm for each source, other than a teacher for each of them (opd)")
+    if match[2] == "type":
+        return Translation(writes=_ALONE, note=_DRIFT_OF_TEACHERS)
+    if match[2] == "teacher.base_url":
+        return redundant("written as trainer.teacher.endpoint.sources")
+    return _server_setting(match[2].removeprefix("teacher."), value)
+
+
+def has_teachers(values: Values) -> bool:
+    """Whether every source has a teacher of its own."""
+    numbers = {match[1] for key in values if (match := re.match(r"orchestrator\.train\.source\[(\d+)\]", key))}
+    return bool(numbers) and all(
+        values.get(f"orchestrator.train.source[{number}].algo.type") == "opd" for number in numbers
+    )
+
+
+def teachers_by_source(values: Values) -> dict[str, str]:
+    """Name of each source with a teacher of its own -> address of the teacher's server."""
+    result = {}
+    for key, value in values.items():
+        match = _OF_SOURCE.fullmatch(key)
+        if match and match[2] == "teacher.base_url":
+            source = f"orchestrator.train.source[{match[1]}]."
+            name = values.get(source + "name") or values.get(source + "env.taskset.id")
+            result[str(name)] = url_of(value)
+    return result
+
+
+def hint_by_default(values: Values) -> dict[str, str]:
+    """Defaults of prime-rl for what a self-distilled policy reads."""
+    if values.get(_ALGO + "type") != "opsd":
+        return {}
+    defaults = {"demo_key": "demonstration", "template": _TEMPLATE}
+    return {_ALGO + name: value for name, value in defaults.items() if _ALGO + name not in values}
+
+
+def _server_setting(setting: str, value: object) -> Translation:
+    match setting:
+        case "name":
+            return redundant("the server is asked for its model")
+        case "api_key_var":
+            return redundant("the variable SKYRL_TEACHER_TOKEN holds the server's token")
+        case "wait_for_ready_timeout":
+            return Translation(writes={_SERVER + "timeout": value})
+        case "skip_model_check":
+            return redundant("only the address is needed")
+    return unsupported(f"the setting {setting} of a teacher's server")
+
+
+def _template(value: object) -> Translation:
+    text = str(value)
+    if text.count("{demonstration}") != 1:
+        return refused("a text with {demonstration}, once")
+    template = text.replace("{demonstration}", "{hint}") + "\n\n{prompt}"
+    return Translation(
+        writes={_OURS + "hint.template": template},
+        note="before the question, in the user's message; there in a system message",
+    )
+
+
+TEACHERS: dict[str, Dependent] = {"orchestrator.algo.*": teacher, "orchestrator.train.source[[]*": of_source}
+"""Settings of teachers."""
 
 
 def _implied(values: Values) -> Iterator[tuple[str, str, Any]]:

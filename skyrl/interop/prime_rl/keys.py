@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from skyrl.interop.translation import (
     ALGORITHM,
     ENGINE,
@@ -35,7 +33,6 @@ _VERIFIERS = (
     "an environment of verifiers: set environment.env_class to a task, an environment or a reward function, and "
     "data.train_data to its rows (docs/environments.md)"
 )
-_TAKES_ALL = "requests are admitted as engines have room"
 
 
 def _optimizer(value: object) -> Translation:
@@ -45,13 +42,11 @@ def _optimizer(value: object) -> Translation:
 
 
 def _algorithm(value: object) -> Translation:
-    """Convert the algorithm of all sources. `teachers.py` converts those of a teacher."""
-    estimators = {"grpo": "grpo", "max_rl": "maxrl"}
-    if value in estimators:
-        writes: dict[str, Any] = {ALGORITHM + "advantage_estimator": estimators[str(value)]}
-        if value == "grpo":
-            writes[ALGORITHM + "grpo_norm_by_std"] = False
-        return Translation(writes=writes)
+    """Convert the algorithm of all sources. `convert.py` converts those of a teacher."""
+    if value == "grpo":
+        return Translation(writes={ALGORITHM + "advantage_estimator": "grpo", ALGORITHM + "grpo_norm_by_std": False})
+    if value == "max_rl":
+        return Translation(writes={ALGORITHM + "advantage_estimator": "maxrl"})
     reasons = {
         "rae": "baselines of each agent of a game (rae)",
         "echo": "learning from tokens of tools (echo)",
@@ -69,19 +64,17 @@ def _loss(value: object) -> Translation:
     )
 
 
-def _weights_by(value: object) -> Translation:
-    backends = {"filesystem": "disk", "nccl": "nccl"}
-    if value not in backends:
+def _transfer(value: object) -> Translation:
+    backend = {"filesystem": "disk", "nccl": "nccl"}.get(str(value))
+    if backend is None:
         return unsupported(f"weight transfer by {value}")
-    return Translation(writes={ENGINE + "weight_sync_backend": backends[str(value)]})
+    return Translation(writes={ENGINE + "weight_sync_backend": backend})
 
 
 def _context(value: object) -> Translation:
-    return (
-        redundant("no rows are shared")
-        if value == 1
-        else Translation(writes={POLICY + "sequence_parallel_size": value})
-    )
+    if value == 1:
+        return redundant("no rows are shared")
+    return Translation(writes={POLICY + "sequence_parallel_size": value})
 
 
 def _experts(value: object) -> Translation:
@@ -103,20 +96,16 @@ def _source(table: str) -> dict[str, Entry]:
 
 
 _VLLM: dict[str, Entry] = {
-    "gpu_memory_utilization": ENGINE + "gpu_memory_utilization",
-    "tensor_parallel_size": ENGINE + "tensor_parallel_size",
-    "data_parallel_size": ENGINE + "data_parallel_size",
-    "enforce_eager": ENGINE + "enforce_eager",
-    "enable_prefix_caching": ENGINE + "enable_prefix_caching",
-    "enable_return_routed_experts": ENGINE + "enable_return_routed_experts",
+    **{name: ENGINE + name for name in (
+        "gpu_memory_utilization", "tensor_parallel_size", "data_parallel_size", "enforce_eager",
+        "enable_prefix_caching", "enable_return_routed_experts", "max_num_seqs", "max_num_batched_tokens",
+    )},
     "dtype": fixed(
         "auto", "bfloat16", does="engines compute in the learner's type", otherwise="another type of engines"
     ),
     "model": redundant("engines sample from the policy"),
     "trust_remote_code": missing("code of a model", False),
     "seed": redundant("samples are drawn from trainer.seed"),
-    "max_num_seqs": ENGINE + "max_num_seqs",
-    "max_num_batched_tokens": ENGINE + "max_num_batched_tokens",
     **{name: f"{ENGINE}engine_init_kwargs.{name}" for name in ("max_model_len", "quantization")},
     **dict.fromkeys(
         ("enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_target_modules"),
@@ -126,7 +115,7 @@ _VLLM: dict[str, Entry] = {
         ("tool_call_parser", "reasoning_parser"), redundant("replies are read as the environment's agent reads them")
     ),
     "*": unsupported("this argument of vLLM: set it in generator.inference_engine.engine_init_kwargs"),
-}
+}  # fmt: skip
 
 KEYS: dict[str, Entry] = {
     "model.name": POLICY + "model.path",
@@ -138,10 +127,7 @@ KEYS: dict[str, Entry] = {
     **dict.fromkeys(("trainer.model.seq_len", "orchestrator.seq_len"), redundant("seq_len counts")),
     **dict.fromkeys(("trainer", "orchestrator"), redundant("nothing is set")),
     # the policy
-    "trainer.model.lora.rank": LORA + "rank",
-    "trainer.model.lora.alpha": LORA + "alpha",
-    "trainer.model.lora.dropout": LORA + "dropout",
-    "trainer.model.lora.target_modules": LORA + "target_modules",
+    **{f"trainer.model.lora.{name}": LORA + name for name in ("rank", "alpha", "dropout", "target_modules")},
     "trainer.model.lora.modules_to_save": missing("layers that learn whole beside an adapter", []),
     "trainer.model.cp": _context,
     "trainer.model.cp_style": redundant("rows are shared by Ulysses; trainer.policy.context_parallel_size shares keys"),
@@ -203,20 +189,17 @@ KEYS: dict[str, Entry] = {
     "orchestrator.eval.skip_first_step": lambda value: Translation(writes={"trainer.eval_before_train": not value}),
     "orchestrator.eval.num_examples": missing("a part of the evaluation rows: cut the file of data.val_data", -1),
     "orchestrator.eval.retrigger_on_resume": redundant("evaluations are not repeated on resume"),
-    "orchestrator.eval.sampling.temperature": EVALUATION + "temperature",
-    "orchestrator.eval.sampling.top_p": EVALUATION + "top_p",
-    "orchestrator.eval.sampling.top_k": EVALUATION + "top_k",
-    "orchestrator.eval.sampling.min_p": EVALUATION + "min_p",
+    **{f"orchestrator.eval.sampling.{name}": EVALUATION + name for name in ("temperature", "top_p", "top_k", "min_p")},
     "orchestrator.eval.sampling.max_completion_tokens": EVALUATION + "max_generate_length",
     **_source("orchestrator.eval.source"),
-    "orchestrator.concurrency.*": redundant(_TAKES_ALL),
+    "orchestrator.concurrency.*": redundant("requests are admitted as engines have room"),
     **dict.fromkeys(("orchestrator.renderer.*", "orchestrator.tokenizer.*", "tokenizer.*"), redundant(_RENDERER)),
     **{f"inference.vllm.{name}": entry for name, entry in _VLLM.items()},
     "inference": redundant("engines are started by the run"),
     **dict.fromkeys(
         ("inference.server.*", "inference.router*", "inference.log.*"), redundant("engines belong to the run")
     ),
-    "weight_broadcast.type": _weights_by,
+    "weight_broadcast.type": _transfer,
     "weight_broadcast.*": redundant("addresses follow from the layout"),
     # the run
     "ckpt": redundant("a checkpoint is saved at the end"),

@@ -32,21 +32,17 @@ _LONGEST = 500
 """Largest number of characters in one sum."""
 
 
-def calculated(expression: str, value_of: Callable[[str], str]) -> int | None:
+def calculated(expression: str, value_of: Callable[[str], str], depth: int = 0) -> int | None:
     """The value of a sum as a shell computes it; None for other operators, and for variables that are not numbers.
-    `value_of` gives the text of a variable, empty for one that is not set.
+    `value_of` gives the text of a variable, empty for one that is not set; `depth` counts variables within variables.
     """
-    return _value(expression, value_of, 0)
-
-
-def _value(text: str, value_of: Callable[[str], str], depth: int) -> int | None:
-    text = text.strip() or "0"
+    text = expression.strip() or "0"
     if depth > _DEEPEST or len(text) > _LONGEST:
         return None
     choice = re.fullmatch(r"([^?]+)\?([^?:]+):([^?:]+)", text)
     if choice:
-        condition = _value(choice[1], value_of, depth + 1)
-        return None if condition is None else _value(choice[2 if condition else 3], value_of, depth + 1)
+        condition = calculated(choice[1], value_of, depth + 1)
+        return None if condition is None else calculated(choice[2 if condition else 3], value_of, depth + 1)
     try:
         return _evaluate(parsed_expression(_python_expression(text)), value_of, depth)
     except (SyntaxError, ValueError, RecursionError):
@@ -65,7 +61,7 @@ def _evaluate(node: ast.expr, value_of: Callable[[str], str], depth: int) -> int
         case ast.Constant(value=int(number)) if not isinstance(number, bool):
             return number
         case ast.Name(id=name):
-            return _value(value_of(name), value_of, depth + 1)
+            return calculated(value_of(name), value_of, depth + 1)
         case ast.UnaryOp(op=op, operand=operand):
             value = _evaluate(operand, value_of, depth)
             if value is None:

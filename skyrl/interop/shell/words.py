@@ -10,8 +10,7 @@ from collections.abc import Callable
 from attrs import define, evolve, frozen
 
 from skyrl.interop.shell.arithmetic import calculated
-from skyrl.interop.shell.patterns import alternatives, escaped, regular
-from skyrl.interop.shell.syntax import closing, end_of_ansi, end_of_quote, unquoted
+from skyrl.interop.shell.syntax import alternatives, closing, end_of_ansi, end_of_quote, escaped, regular, unquoted
 from skyrl.interop.shell.unknown import is_known, outside, separated, shown, unknown
 from skyrl.interop.shell.variables import LONGEST, TooLong, Variables
 
@@ -179,19 +178,15 @@ class Words:
             end = closing(word, position + 1)
             end = end if end > 0 else len(word)
             if following == "(":
-                return [self._value(self._bracketed(word[position:end]), in_double)], end
+                text = word[position:end]
+                is_sum = text.startswith("$((") and text.endswith("))")
+                return [self._value(self.sum(text[3:-2]) if is_sum else self.run(text[2:-1]), in_double)], end
             return self._braced(word[position + 2 : end - 1], in_double), end
         name = _NAME.match(word, position + 1)
         return (self._expand_name(name[0], in_double), name.end()) if name else None
 
     def _value(self, text: str, in_double: bool) -> _Piece:
         return _Piece(text, is_quoted=in_double, is_literal=False)
-
-    def _bracketed(self, text: str) -> str:
-        """The value of `$((sum))` or the output of `$(command)`."""
-        if text.startswith("$((") and text.endswith("))"):
-            return self.sum(text[3:-2])
-        return self.run(text[2:-1])
 
     def sum(self, expression: str) -> str:
         """The value of a sum."""
@@ -272,9 +267,8 @@ class Words:
         """`${!NAME}`, the variable that NAME names, and `${!ARRAY[@]}`, the keys of an array."""
         if index in ("@", "*"):
             array = self.variables.values.get(name)
-            return self._expand_items(
-                list(array) if isinstance(array, dict) else [], in_double and index == "@", in_double
-            )
+            keys = list(array) if isinstance(array, dict) else []
+            return self._expand_items(keys, in_double and index == "@", in_double)
         pointed = self.variables.get(name) or ""
         if not is_known(pointed) or not re.fullmatch(r"\w+(\[[\w@*]+\])?", pointed):
             return []
@@ -291,10 +285,9 @@ class Words:
                 return []
             return [self._value(str(len(items)), in_double)]
         if default := _DEFAULT.match(rest):
-            is_set = bool(items)
             if default[0][-1] == "+":
-                return self._operand(rest[default.end() :], in_double) if is_set else [self._value("", False)]
-            if not is_set:
+                return self._operand(rest[default.end() :], in_double) if items else [self._value("", False)]
+            if not items:
                 return self._operand(rest[default.end() :], in_double)
             rest = ""
         if rest.startswith(":"):
@@ -360,14 +353,9 @@ class Words:
             cut_out = self._slice(form[1:])
             if cut_out is None:
                 return None
-            start, length = cut_out
-            end = (
-                None
-                if length is None
-                else length
-                if length < 0
-                else (start if start >= 0 else len(text) + start) + length
-            )
+            start, end = cut_out
+            if end is not None and end >= 0:  # a length; a negative one is counted from the end of the text
+                end += start if start >= 0 else len(text) + start
             return text[start:end]
         change = _CASE.get(form)
         return change(text) if change else None
@@ -384,8 +372,8 @@ class Words:
         return text if not positions else text[: positions[0 if form == "%%" else -1]]
 
     def _replaced(self, text: str, form: str, rest: str) -> str | None:
-        parts = _around_slash(rest)
-        pattern, replacement = self.pattern(parts[0]), self.text(parts[1])
+        slash = next(iter(unquoted(rest, "/")), len(rest))
+        pattern, replacement = self.pattern(rest[:slash]), self.text(rest[slash + 1 :])
         if not is_known(pattern) or not is_known(replacement):
             return None
         if not pattern:
@@ -401,12 +389,6 @@ class Words:
         if not all(re.fullmatch(r"-?\d+", number) for number in numbers):
             return None
         return int(numbers[0]), int(numbers[1]) if colon else None
-
-
-def _around_slash(rest: str) -> tuple[str, str]:
-    """Pattern and replacement of `pattern/replacement`."""
-    slashes = unquoted(rest, "/")
-    return (rest[: slashes[0]], rest[slashes[0] + 1 :]) if slashes else (rest, "")
 
 
 def _ansi(text: str) -> str:

@@ -14,12 +14,10 @@ from skyrl.interop.peer_trees import PeerTree
 from skyrl.interop.report import Conversion
 from skyrl.interop.systems import System, convert_settings
 from skyrl.interop.translation import Values, is_off, number
-from skyrl.interop.trl import distilled, preferences, supervised
-from skyrl.interop.trl.dependent import DEPENDENT, implied
+from skyrl.interop.trl import distilled, supervised
+from skyrl.interop.trl.dependent import DEPENDENT, OF_RLOO, implied, implied_by_rloo
 from skyrl.interop.trl.keys import KEYS
-from skyrl.interop.trl.kinds import PREFERENCES, kinds_with, tree_of
-from skyrl.interop.trl.rloo import OF_RLOO, implied_by_rloo
-from skyrl.interop.trl.sources import settings_of
+from skyrl.interop.trl.sources import PREFERENCES, kinds_with, settings_of, tree_of
 from skyrl.interop.trl.switches import SWITCHES
 from skyrl.interop.writing import Writing
 
@@ -43,9 +41,7 @@ _DECIDING: dict[str, dict[str, Any]] = {
 _SUPERVISED = {
     "sft": (SFTConfig, supervised.KEYS, supervised.SUPERVISED, supervised.implied_by_chats),
     "reward": (RewardModelConfig, supervised.OF_REWARDS, supervised.SUPERVISED, supervised.implied_by_rows),
-    **dict.fromkeys(
-        PREFERENCES, (PreferenceConfig, preferences.KEYS, preferences.DEPENDENT, supervised.implied_by_rows)
-    ),
+    **dict.fromkeys(PREFERENCES, (PreferenceConfig, supervised.OF_PAIRS, supervised.PAIRS, supervised.implied_by_rows)),
     "gkd": (SFTConfig, distilled.GKD, distilled.OF_GKD, distilled.implied_by_gkd),
 }
 """Trainer -> the class of our tree, the settings that convert independently, those that depend on others, and what
@@ -71,6 +67,10 @@ _TASK = (
 _SERVERS = (
     "TRL 0.18 samples from servers of `trl vllm-serve`, unless vllm_mode is colocate; here engines share the GPUs "
     "of the learners."
+)
+_LEFT_OUT = (
+    "TRL cuts answers at max_length; here a row with a longer side is left out and counted, since a shortened answer "
+    "is another one."
 )
 _BIAS_CORRECTION = (
     "TRL multiplies the KL divergence by the ratio of probabilities, since use_bias_correction_kl is on by default; "
@@ -99,64 +99,48 @@ def convert_keys(keys: Mapping[str, Any], where: str = "arguments", *, kind: str
 
 
 def _system(kind: str, tree: PeerTree) -> System:
-    def defaults(values: Values) -> Values:
-        return _left_out(values, tree)
-
     def unknown(key: str, writing: Writing) -> str:
         others = [other for other in kinds_with(key) if other != kind]
-        whose = (
-            f"an argument of TRL's {' and '.join(others)}; its"
-            if others
-            else "not an argument of TRL 1.16 or 0.18: its"
-        )
-        return f"{whose} {kind} does not have it"
+        whose = f"an argument of TRL's {' and '.join(others)}" if others else "not an argument of TRL 1.16 or 0.18"
+        return f"{whose}{';' if others else ':'} its {kind} does not have it"
 
-    if kind in _SUPERVISED:
-        _, keys, dependent, implied_by = _SUPERVISED[kind]
-        return System(
-            keys=keys,
-            dependent=(dependent,),
-            switches=SWITCHES,
-            unknown=unknown,
-            defaults=defaults,
-            implied=implied_by,
-        )
-    if kind == "distillation":
-        return System(
-            keys=distilled.KEYS,
-            dependent=(distilled.OF_DISTILLATION, DEPENDENT),
-            switches=SWITCHES,
-            unknown=unknown,
-            defaults=lambda values: {**defaults(values), "num_generations": 1},
-            implied=distilled.implied_by_distillation,
-        )
-    return System(
+    grpo = System(
         keys=KEYS,
-        dependent=(OF_RLOO, DEPENDENT) if kind == "rloo" else (DEPENDENT,),
+        dependent=(DEPENDENT,),
         switches=SWITCHES,
         unknown=unknown,
-        defaults=defaults,
-        implied=lambda values: [*implied(values), *(implied_by_rloo() if kind == "rloo" else ())],
+        defaults=lambda values: _left_out(values, tree),
+        implied=implied,
     )
+    if kind in _SUPERVISED:
+        _, keys, dependent, implied_by = _SUPERVISED[kind]
+        return evolve(grpo, keys=keys, dependent=(dependent,), implied=implied_by)
+    if kind == "distillation":
+        return evolve(
+            grpo,
+            keys=distilled.KEYS,
+            dependent=(distilled.OF_DISTILLATION, DEPENDENT),
+            defaults=lambda values: {**_left_out(values, tree), "num_generations": 1},
+            implied=distilled.implied_by_distillation,
+        )
+    if kind == "rloo":
+        return evolve(grpo, dependent=(OF_RLOO, DEPENDENT), implied=implied_by_rloo)
+    return grpo
 
 
 def _left_out(values: Values, tree: PeerTree) -> dict[str, Any]:
     """TRL's defaults on which a complete run relies."""
-    relied_on = (
-        (*_RELIED_ON, *_OF_KIND.get(tree.kind, ()))
-        if "model_name_or_path" in values
-        else ("num_generations",)
-        if tree.kind == "rloo"
-        else ()
-    )
+    relied_on: tuple[str, ...] = ("num_generations",) if tree.kind == "rloo" else ()
+    if "model_name_or_path" in values:
+        relied_on = (*_RELIED_ON, *_OF_KIND.get(tree.kind, ()))
     return {key: tree.defaults[key] for key in relied_on if key in tree.defaults and key not in values}
 
 
 def _remarks(kind: str, keys: Mapping[str, Any], tree: PeerTree) -> Iterable[str]:
     if "num_processes" not in keys:
         yield _PROCESSES
-    if kind in PREFERENCES:
-        yield from preferences.remarks(keys)
+    if kind in PREFERENCES and keys.get("max_length", 1024) is not None:
+        yield _LEFT_OUT
     if kind in _SUPERVISED:
         return
     if "max_prompt_length" not in keys:

@@ -1,5 +1,7 @@
-"""TRL's settings that depend on one another: engines, data, rewards, adapters, and those of `batches.py` and
-`objective.py`.
+"""TRL's settings that depend on one another: batches, engines, data, rewards, what RLOO does in another way than GRPO,
+and those of `objective.py`.
+
+TRL counts batches and intervals in samples and optimizer steps, we in prompts and training steps.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from typing import Any
 
 from skyrl.interop.dropout import dropout
 from skyrl.interop.translation import (
+    ALGORITHM,
     ENGINE,
     OPTIMIZER,
     Dependent,
@@ -20,11 +23,115 @@ from skyrl.interop.translation import (
     number,
     real,
     redundant,
+    refused,
     table,
     unsupported,
 )
-from skyrl.interop.trl.batches import BATCHES, processes
 from skyrl.interop.trl.objective import OBJECTIVE
+
+_SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size", "steps_per_generation")
+_COMPUTED = "a batch size is not a number in the file: replace it with its value"
+
+
+def are_known(values: Values) -> bool:
+    """Whether all batch sizes in the file have known values."""
+    names = (*_SIZES, "num_generations", "num_iterations", "num_processes")
+    return all(isinstance(values.get(name), int | float | None) for name in names)
+
+
+def processes(values: Values) -> int:
+    """Number of processes of a run, one for each GPU; set by `accelerate launch`, not by TRL's arguments."""
+    return count(values.get("num_processes"))
+
+
+def samples_per_update(values: Values) -> int:
+    """Number of samples of an optimizer step, over all processes."""
+    rows = count(values.get("per_device_train_batch_size"), default=8)
+    return rows * processes(values) * count(values.get("gradient_accumulation_steps"))
+
+
+def samples_per_batch(values: Values) -> int:
+    """Number of samples that are generated at a time."""
+    if not is_off(values.get("generation_batch_size")):
+        return count(values["generation_batch_size"])
+    rows = count(values.get("per_device_train_batch_size"), default=8)
+    steps = values.get("steps_per_generation") or values.get("gradient_accumulation_steps", 1)
+    return rows * processes(values) * count(steps)
+
+
+def updates_per_batch(values: Values) -> int:
+    """Number of optimizer steps per generated batch."""
+    passes = count(values.get("num_iterations"))
+    return max(samples_per_batch(values) * passes // samples_per_update(values), 1)
+
+
+def _batch(key: str, value: object, values: Values) -> Translation:
+    """Convert a batch size; all of TRL's batch sizes together determine ours."""
+    if value is None:
+        return redundant("not set: derived from the other batch sizes")
+    if not are_known(values):
+        return refused(_COMPUTED)
+    group = count(values.get("num_generations"), default=8)
+    drawn, used = samples_per_batch(values), samples_per_update(values)
+    batch = max(drawn, used)  # an optimizer step may use several generated batches
+    if batch % group or used % group:
+        reason = f"{drawn} samples per generation and {used} per optimizer step are not whole groups of {group}"
+        return refused(f"{reason}; here both are counted in prompts")
+    if key == "per_device_train_batch_size":
+        prompts = {"trainer.train_batch_size": batch // group, "trainer.policy_mini_batch_size": used // group}
+        return Translation(writes={**prompts, "trainer.micro_train_batch_size_per_gpu": value})
+    return redundant("trainer.train_batch_size and trainer.policy_mini_batch_size are derived from it")
+
+
+def _steps(path: str) -> Dependent:
+    """Conversion of a number of optimizer steps to training steps, each of which may have several optimizer steps."""
+
+    def become(key: str, value: object, values: Values) -> Translation:
+        if is_off(value) or value == -1:
+            return redundant("no effect at this value")
+        if not are_known(values):
+            return refused(_COMPUTED)
+        updates, steps = updates_per_batch(values), real(value)
+        if not float(steps).is_integer():
+            return unsupported("a fraction of all steps")
+        note = f"in training steps of {updates} optimizer steps" if updates > 1 else ""
+        return Translation(writes={path: -(-int(steps) // updates)}, note=note)
+
+    return become
+
+
+def _strategy(path: str, steps: str) -> Dependent:
+    def become(key: str, value: object, values: Values) -> Translation:
+        match value:
+            case "no" | False:
+                return Translation(writes={path: -1})
+            case "epoch":
+                return Translation(writes={path: "1 epoch"})
+            case "steps":
+                return redundant(f"set by {steps}")
+        return unsupported(f"strategy {value!r}")
+
+    return become
+
+
+def _steps_only(switch: str, value_there: str, become: Dependent) -> Dependent:
+    """Conversion of a number of steps that has an effect only under the strategy `steps`."""
+    return lambda key, value, values: (
+        become(key, value, values)
+        if values.get(switch, value_there) == "steps"
+        else redundant(f"{switch} is not steps")
+    )
+
+
+BATCHES: dict[str, Dependent] = {
+    **dict.fromkeys(_SIZES, _batch),
+    "max_steps": _steps("trainer.max_training_steps"),
+    "save_strategy": _strategy("trainer.ckpt_interval", "save_steps"),
+    "eval_strategy": _strategy("trainer.eval_interval", "eval_steps"),
+    "save_steps": _steps_only("save_strategy", "steps", _steps("trainer.ckpt_interval")),
+    "eval_steps": _steps_only("eval_strategy", "no", _steps("trainer.eval_interval")),
+}
+
 
 _BUILT_IN_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 _OPEN_R1_REWARDS = {
@@ -38,22 +145,6 @@ _OF_A_DATASET = ("path", "id", "name", "config", "split", "columns")
 _TRACKERS = ("wandb", "tensorboard", "mlflow", "swanlab")
 _ATTENTION = ("sdpa", "eager", "flash_attention_2")
 GPUS_OF_A_NODE = 8
-
-
-def _mode(key: str, value: object, values: Values) -> Translation:
-    if not values.get("use_vllm") or value == "colocate":
-        return redundant("engines share the learners' GPUs")
-    return unsupported(
-        "servers of `trl vllm-serve`; the run starts its own engines or uses vLLM servers (docs/servers.md)"
-    )
-
-
-def _vllm_only(path: str) -> Dependent:
-    return lambda key, value, values: (
-        Translation(writes={path: number(value)})
-        if values.get("use_vllm") and value is not None
-        else redundant("use_vllm is off" if value is not None else "not set")
-    )
 
 
 def _warm_up(key: str, value: object, values: Values) -> Translation:
@@ -103,11 +194,9 @@ def _weights(key: str, value: object, values: Values) -> Translation:
         return redundant("no effect: there are no reward_funcs in the file; environment.reward_weights are ours")
     if not _rewards(key, values["reward_funcs"], values).writes:
         return unsupported("weights of reward_funcs that are refused")
-    return (
-        redundant("one reward of weight 1")
-        if value == [1.0]
-        else Translation(writes={"environment.reward_weights": value})
-    )
+    if value == [1.0]:
+        return redundant("one reward of weight 1")
+    return Translation(writes={"environment.reward_weights": value})
 
 
 def _mixture_of_open_r1(key: str, value: object, values: Values) -> Translation:
@@ -171,19 +260,6 @@ def _attention(key: str, value: object, values: Values) -> Translation:
     return Translation(writes={"trainer.attention": name})
 
 
-def _adapter(path: str) -> Dependent:
-    return lambda key, value, values: (
-        redundant("use_peft is off")
-        if not values.get("use_peft") or value is None
-        else Translation(writes={path: value})
-    )
-
-
-def _targets(key: str, value: object, values: Values) -> Translation | None:
-    whole_model = value in ("all-linear", ["all-linear"])
-    return _adapter("trainer.policy.model.lora.target_modules")(key, "all-linear" if whole_model else value, values)
-
-
 def _precision(key: str, value: object, values: Values) -> Translation:
     """Convert bf16, without which a model that is loaded in bfloat16 computes in it all the same."""
     if value is False and "bfloat16" in (values.get("dtype"), values.get("torch_dtype")):
@@ -191,17 +267,11 @@ def _precision(key: str, value: object, values: Values) -> Translation:
     return redundant("not set") if value is None else Translation(writes={"trainer.bf16": value})
 
 
-_LORA = "trainer.policy.model.lora."
-
 DEPENDENT: dict[str, Dependent] = {
     **BATCHES,
     **OBJECTIVE,
     "disable_dropout": dropout("trainer.policy.use_dropout", "model_name_or_path"),
     "use_vllm": lambda key, value, values: Translation(writes={ENGINE + "backend": "vllm" if value else "torch"}),
-    "vllm_mode": _mode,
-    "vllm_gpu_memory_utilization": _vllm_only(ENGINE + "gpu_memory_utilization"),
-    "vllm_tensor_parallel_size": _vllm_only(ENGINE + "tensor_parallel_size"),
-    "vllm_max_model_length": _vllm_only(ENGINE + "engine_init_kwargs.max_model_len"),
     "bf16": _precision,
     "warmup_steps": _warm_up,
     "warmup_ratio": _warm_up,
@@ -214,11 +284,6 @@ DEPENDENT: dict[str, Dependent] = {
     "eval_dataset_name": _dataset,
     "report_to": _trackers,
     "attn_implementation": _attention,
-    "lora_r": _adapter(_LORA + "rank"),
-    "lora_alpha": _adapter(_LORA + "alpha"),
-    "lora_dropout": _adapter(_LORA + "dropout"),
-    "lora_target_modules": _targets,
-    "lora_exclude_modules": _adapter(_LORA + "exclude_modules"),
     "chat_template_kwargs": lambda key, value, values: Translation(
         writes={f"generator.chat_template_kwargs.{name}": setting for name, setting in table(value).items()}
     ),
@@ -246,3 +311,46 @@ def implied(values: Values) -> Iterator[tuple[str, str, Any]]:
         paths["generator.eval_sampling_params.temperature"] = values.get("temperature", 1.0)
         paths["generator.eval_sampling_params.top_p"] = values.get("top_p", 1.0)
     yield from (("implied", path, value) for path, value in paths.items())
+
+
+# RLOO (trl/trainer/rloo_trainer.py of TRL 1.16.0): advantages are rewards less the mean of the others' (line 1690), and
+# the KL penalty is part of the reward (line 1673). The loss clips one ratio for a whole answer, the product of its
+# tokens' (lines 1824-1832). skyrl has no such ratio, but it is 1 where a batch has a single optimizer step: the loss is
+# then the sum over an answer's tokens, averaged over answers.
+
+
+def _divergence_of_rloo(key: str, value: object, values: Values) -> Translation:
+    weight = number(value)
+    writes: dict[str, Any] = {ALGORITHM + "use_kl_loss": False}
+    if weight:
+        writes |= {f"{ALGORITHM}use_kl_in_reward": True, f"{ALGORITHM}kl_loss_coef": weight}
+        writes[ALGORITHM + "kl_estimator_type"] = "k1"
+    return Translation(writes=writes)
+
+
+def _several_updates(key: str, value: object, values: Values) -> Translation | None:
+    if value is None or updates_per_batch(values) == 1:
+        return None
+    return unsupported(
+        "clipped ratios of whole answers, the product of their tokens'; with one optimizer step per batch there are "
+        "none"
+    )
+
+
+OF_RLOO: dict[str, Dependent] = {
+    "beta": _divergence_of_rloo,
+    **dict.fromkeys(
+        ("epsilon", "epsilon_high"),
+        lambda key, value, values: redundant("no effect: each batch has one optimizer step, so all ratios are 1"),
+    ),
+    **dict.fromkeys(("num_iterations", "steps_per_generation", "generation_batch_size"), _several_updates),
+}
+
+
+def implied_by_rloo(values: Values) -> Iterator[tuple[str, str, Any]]:
+    """Our paths that RLOO implies."""
+    yield from implied(values)
+    yield "rloo", ALGORITHM + "advantage_estimator", "rloo"
+    yield "rloo", ALGORITHM + "policy_loss_type", "regular"
+    yield "rloo", ALGORITHM + "loss_reduction", "seq_mean_token_sum_norm"
+    yield "rloo", ALGORITHM + "max_seq_len", 1  # a sum: the mean over sequences of each one's sum divided by this

@@ -39,15 +39,6 @@ _SAMPLED = (
 )
 
 
-def _temperature(key: str, value: object, values: Values) -> Translation:
-    """Convert the temperature, at which answers are sampled and distributions are compared."""
-    return Translation(writes={SAMPLING + "temperature": number(value), _OURS + "temperature": number(value)})
-
-
-def _divergence(key: str, value: object, values: Values) -> Translation:
-    return Translation(writes={_OURS + "type": "loss", _OURS + "beta": number(value)})
-
-
 def _teacher(path: str) -> Dependent:
     return lambda key, value, values: (
         unsupported("a teacher that is not named in the file") if value is None else Translation(writes={path: value})
@@ -63,8 +54,11 @@ def _teacher_arguments(value: object) -> Translation:
 
 OF_DISTILLATION: dict[str, Dependent] = {
     "teacher_model_name_or_path": _teacher(_TEACHER),
-    "temperature": _temperature,
-    "beta": _divergence,
+    # answers are sampled and distributions are compared at one temperature
+    "temperature": lambda key, value, values: Translation(
+        writes={SAMPLING + "temperature": number(value), _OURS + "temperature": number(value)}
+    ),
+    "beta": lambda key, value, values: Translation(writes={_OURS + "type": "loss", _OURS + "beta": number(value)}),
 }
 """Settings of `DistillationConfig` that mean something else in GRPO."""
 
@@ -87,14 +81,10 @@ def implied_by_distillation(values: Values) -> Iterator[tuple[str, str, Any]]:
     yield "distillation", ALGORITHM + "loss_reduction", "token_mean"
 
 
-def _share(value: object) -> Translation:
-    return redundant("rows are given") if is_off(number(value)) else unsupported(_SAMPLED)
-
-
 GKD: dict[str, Entry] = {
     **{key: entry for key, entry in supervised.KEYS.items() if key != "assistant_only_loss"},
     "teacher_model_init_kwargs": _teacher_arguments,
-    "lmbda": _share,
+    "lmbda": lambda share: redundant("rows are given") if is_off(number(share)) else unsupported(_SAMPLED),
     "seq_kd": fixed(False, does="off", otherwise="answers of the teacher; `skyrl generate` writes them"),
     "beta": numeric("distillation.beta"),
     **dict.fromkeys(("temperature", "max_new_tokens"), redundant("no answers are sampled")),

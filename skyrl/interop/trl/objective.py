@@ -87,8 +87,6 @@ def _delta(key: str, value: object, values: Values) -> Translation:
 
 
 def _convert_sapo(key: str, value: object, values: Values) -> Translation:
-    if loss_of(values) != "sapo":
-        return redundant("no effect: the loss is not sapo")
     return Translation(writes={f"{ALGORITHM}sapo.tau_{key.rpartition('_')[2]}": number(value)})
 
 
@@ -119,7 +117,9 @@ def _correction(key: str, value: object, values: Values) -> Translation:
         return redundant("vllm_importance_sampling_correction or use_vllm is off")
     if key != "vllm_importance_sampling_mode":
         return redundant("converted together with vllm_importance_sampling_mode")
-    high, low = (_bound(values, side) for side in ("max", "min"))
+    high = values.get("vllm_importance_sampling_cap")  # the older name of the upper bound
+    high = values.get("vllm_importance_sampling_clip_max", 3.0) if high is None else high
+    low = values.get("vllm_importance_sampling_clip_min")
     level, _, action = str(value).partition("_")
     if level not in ("token", "sequence") or action not in ("mask", "truncate") or high is None:
         return unsupported(f"correction {value!r} with bounds {low} and {high}")
@@ -131,13 +131,6 @@ def _correction(key: str, value: object, values: Values) -> Translation:
     elif action == "mask":
         writes |= {"token_mask_is_threshold_high": high} | ({"token_mask_is_threshold_low": low} if low else {})
     return Translation(writes={_CORRECTION + name: setting for name, setting in writes.items()})
-
-
-def _bound(values: Values, side: str) -> Any:
-    cap = values.get("vllm_importance_sampling_cap") if side == "max" else None
-    return (
-        cap if cap is not None else values.get(f"vllm_importance_sampling_clip_{side}", 3.0 if side == "max" else None)
-    )
 
 
 OBJECTIVE: dict[str, Dependent] = {

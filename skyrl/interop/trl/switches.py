@@ -5,7 +5,7 @@ Lines are those of TRL 1.16.0 and transformers 5.19.0.
 
 from __future__ import annotations
 
-from skyrl.interop.switches import Switch, other_than
+from skyrl.interop.systems import Switch, other_than
 from skyrl.interop.translation import is_off, number
 
 _GRPO = "trl/trainer/grpo_trainer.py"

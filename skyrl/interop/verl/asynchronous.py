@@ -19,11 +19,13 @@ from skyrl.interop.translation import (
     Translation,
     Values,
     count,
+    independent,
     is_off,
     real,
     redundant,
     refused,
     unsupported,
+    when_on,
     word,
 )
 
@@ -76,11 +78,6 @@ def mode_of(values: Values) -> str:
     if "rollout.nnodes" in values or "rollout.n_gpus_per_node" in values:
         return "one_step_off"
     return str(values.get("trainer.v1.trainer_mode", "sync")) if values.get("trainer.use_v1", True) else "sync"
-
-
-def is_asynchronous(values: Values) -> bool:
-    """Whether sampling goes on while the policy learns."""
-    return mode_of(values) != "sync"
 
 
 def engine_gpus(values: Values) -> int:
@@ -195,10 +192,6 @@ def _batch_size(key: str, value: object, values: Values) -> Translation | None:
     return redundant("set by ppo_mini_batch_size and async_training.require_batches")
 
 
-def _required(key: str, value: object, values: Values) -> Translation:
-    return Translation(writes={"trainer.train_batch_size": _batch(values)})
-
-
 def _interval(ours: str) -> Dependent:
     def become(key: str, value: object, values: Values) -> Translation | None:
         if "rollout." + key.removeprefix("trainer.") in values:
@@ -218,11 +211,6 @@ def _convert_engine_ratio(key: str, value: object, values: Values) -> Translatio
     return Translation(writes={"trainer.algorithm.old_logprobs": "engine" if value else "learner"})
 
 
-def _transfer(key: str, value: object, values: Values) -> Translation:
-    """Outcome of settings of the transfer of weights."""
-    return redundant("set by generator.inference_engine.weight_sync_backend")
-
-
 def is_bypassed(values: Values) -> bool:
     """Whether the engine's log-probabilities are those of the old policy."""
     of_engine = values.get("async_training.use_rollout_log_probs", values.get(BYPASS))
@@ -240,15 +228,13 @@ def _memory(key: str, value: object, values: Values) -> Translation | None:
     return redundant("no effect: standalone_gpu_memory_utilization is set") if own is not None else None
 
 
-def _unused_trainer(key: str, value: object, values: Values) -> Translation | None:
-    if mode_of(values) in ("fully_async", "one_step_off"):
-        return redundant("no effect: the program is not verl's v1")
-    return None
-
-
 ASYNCHRONOUS: dict[str, Dependent] = {
-    "trainer.v1.*": _unused_trainer,
-    "trainer.use_v1": lambda key, value, values: redundant("chooses between versions of one trainer"),
+    "trainer.v1.*": lambda key, value, values: (
+        redundant("no effect: the program is not verl's v1")
+        if mode_of(values) in ("fully_async", "one_step_off")
+        else None
+    ),
+    "trainer.use_v1": independent(redundant("chooses between versions of one trainer")),
     "trainer.save_freq": _interval("trainer.ckpt_interval"),
     "trainer.test_freq": _interval("trainer.eval_interval"),
     "trainer.total_epochs": _interval(""),
@@ -260,26 +246,21 @@ ASYNCHRONOUS: dict[str, Dependent] = {
     "data.train_batch_size": _batch_size,
     "actor_rollout_ref.hybrid_engine": _hybrid,
     ROLLOUT + "gpu_memory_utilization": _memory,
-    ROLLOUT + "nnodes": _engines,
-    ROLLOUT + "n_gpus_per_node": _engines,
-    "rollout.nnodes": _engines,
-    "rollout.n_gpus_per_node": _engines,
-    "rollout.n": lambda key, value, values: redundant("verl reads actor_rollout_ref.rollout.n"),
+    **{table + name: _engines for table in (ROLLOUT, "rollout.") for name in ("nnodes", "n_gpus_per_node")},
+    "rollout.n": independent(redundant("verl reads actor_rollout_ref.rollout.n")),
     "rollout.total_rollout_steps": _rollout_steps,
     "async_training.staleness_threshold": _staleness,
     _SYNC_STEP: lambda key, value, values: Translation(writes={_OURS + "steps_per_sync": value}),
-    _REQUIRED: _required,
+    _REQUIRED: lambda key, value, values: Translation(writes={"trainer.train_batch_size": _batch(values)}),
     "async_training.partial_rollout": lambda key, value, values: Translation(
         writes={_OURS + "interrupt_generation": bool(value)}
     ),
-    "async_training.use_trainer_do_validate": lambda key, value, values: redundant(
-        "which engines evaluate does not affect results"
-    ),
-    _PROXIMAL: lambda key, value, values: (
-        Translation(writes={"trainer.algorithm.old_logprobs": "learner"}) if value else redundant("off")
-    ),
+    "async_training.use_trainer_do_validate": independent(redundant("which engines evaluate does not affect results")),
+    _PROXIMAL: independent(when_on("trainer.algorithm.old_logprobs", "learner")),
     "async_training.use_rollout_log_probs": _convert_engine_ratio,
-    "async_training.checkpoint_engine.*": _transfer,
+    "async_training.checkpoint_engine.*": independent(
+        redundant("set by generator.inference_engine.weight_sync_backend")
+    ),
     "async_training.use_dynamic_resource_scheduling": _switching,
     "async_training.concurrent_samples_per_replica": _concurrency,
 }

@@ -281,6 +281,32 @@ _FSDP: dict[str, Entry] = {
 }  # fmt: skip
 """Settings of FSDP, which stand in several tables."""
 
+_OPTIM: dict[str, Entry] = {
+    "optimizer_impl": fixed(
+        "torch.optim", does="torch's optimizers are used", otherwise="optimizers from other packages"
+    ),
+    "num_cycles": fixed(0.5, does="a cosine schedule decays once", otherwise="a cosine schedule with several cycles"),
+    "total_training_steps": redundant("derived from the data and the number of epochs"),
+    "override_optimizer_config": missing("a value for a whole table; set its fields instead", {}),
+    "lr_wsd_*": missing("Megatron's schedules"),
+    "weight_decay_incr_style": fixed(
+        "constant", does="weight decay is constant", otherwise="weight decay that grows"
+    ),
+    "use_checkpoint_opt_param_scheduler": fixed(
+        False, does="the schedule is that of the settings", otherwise="a schedule taken from a checkpoint"
+    ),
+    "use_precision_aware_optimizer": missing("optimizer states below float32", False),
+    **dict.fromkeys(
+        ("muon_*", "use_layer_wise_*", "main_grads_dtype", "exp_avg_*"),
+        redundant("set by another setting of the optimizer, which is not implemented"),
+    ),
+    **dict.fromkeys((
+        "lr_decay_ratio", "lr_min", "lr_start", "decay_type", "eps", "min_lr_factor", "name", "init_lr_ratio",
+        "wd_incr_style", "master_weights", "store_param_remainders", "master_weight_dtype",
+    ), redundant("only read by the strategies veomni, torchtitan and automodel")),
+}  # fmt: skip
+"""Settings of optimizers, which stand in several tables."""
+
 KEYS: dict[str, Entry] = {
     "model_engine": redundant("set by the learners' strategy"),
     "*._target_": redundant("names a verl class"),
@@ -307,48 +333,7 @@ KEYS: dict[str, Entry] = {
     "algorithm.rollout_correction.rollout_is_batch_normalize": fixed(
         False, does="weights are not normalized", otherwise="batch-normalized importance weights"
     ),
-    "*.optim.optimizer_impl": fixed(
-        "torch.optim", does="torch's optimizers are used", otherwise="optimizers from other packages"
-    ),
-    "*.optim.num_cycles": fixed(
-        0.5, does="a cosine schedule decays once", otherwise="a cosine schedule with several cycles"
-    ),
-    "*.optim.total_training_steps": redundant("derived from the data and the number of epochs"),
-    "*.optim.override_optimizer_config": missing("a value for a whole table; set its fields instead", {}),
-    "*.optim.lr_wsd_*": missing("Megatron's schedules"),
-    "*.optim.weight_decay_incr_style": fixed(
-        "constant", does="weight decay is constant", otherwise="weight decay that grows"
-    ),
-    "*.optim.use_checkpoint_opt_param_scheduler": fixed(
-        False, does="the schedule is that of the settings", otherwise="a schedule taken from a checkpoint"
-    ),
-    "*.optim.use_precision_aware_optimizer": missing("optimizer states below float32", False),
-    **{
-        f"*.optim.{name}": redundant("set by another setting of the optimizer, which is not implemented")
-        for name in (
-            "muon_*",
-            "use_layer_wise_*",
-            "main_grads_dtype",
-            "exp_avg_*",
-        )
-    },
-    **{
-        f"*.optim.{name}": redundant("only read by the strategies veomni, torchtitan and automodel")
-        for name in (
-            "lr_decay_ratio",
-            "lr_min",
-            "lr_start",
-            "decay_type",
-            "eps",
-            "min_lr_factor",
-            "name",
-            "init_lr_ratio",
-            "wd_incr_style",
-            "master_weights",
-            "store_param_remainders",
-            "master_weight_dtype",
-        )
-    },
+    **{f"*.optim.{name}": entry for name, entry in _OPTIM.items()},
     **{f"{table}.{name}": entry for table in ("*.fsdp_config", "critic.fsdp") for name, entry in _FSDP.items()},
     "*.qat.enable": missing("quantization-aware training", False),
     "*.qat.*": redundant("set by qat.enable, which is not implemented"),
