@@ -160,31 +160,22 @@ class Conversion:
     def report(self) -> str:
         """The report as text: all settings that were not simply kept, grouped by outcome."""
         parts = [*([self.notice, ""] if self.notice else []), self.headline(), self.in_result()]
-        for outcome, head in _HEADS.items():
-            rows = [line for line in self.lines if line.outcome == outcome]
-            if rows and outcome != "kept":
-                parts += ["", f"{head}:", *(f"  {_row(line)}" for line in rows)]
-        if self.defaults:
-            head = f"not in the file, written with the original system's defaults ({len(self.defaults)}):"
-            parts += [
-                "",
-                head,
-                *(
-                    f"  {line.source} = {display_value(line.value)}  ->  {', '.join(line.targets)}"
-                    for line in self.defaults
-                ),
-            ]
-        if self.other_defaults:
-            head = f"not in the file, with a different default here ({len(self.other_defaults)}):"
-            parts += [
-                "",
-                head,
-                *(
-                    f"  {row.source} = {display_value(row.source_default)} there; "
-                    f"here {row.path} = {display_value(row.skyrl_default)}"
-                    for row in self.other_defaults
-                ),
-            ]
+        sections = {
+            head: [_row(line) for line in self.lines if line.outcome == outcome]
+            for outcome, head in _HEADS.items()
+            if outcome != "kept"
+        }
+        sections[f"not in the file, written with the original system's defaults ({len(self.defaults)})"] = [
+            f"{line.source} = {display_value(line.value)}  ->  {', '.join(line.targets)}" for line in self.defaults
+        ]
+        sections[f"not in the file, with a different default here ({len(self.other_defaults)})"] = [
+            f"{row.source} = {display_value(row.source_default)} there; "
+            f"here {row.path} = {display_value(row.skyrl_default)}"
+            for row in self.other_defaults
+        ]
+        for head, rows in sections.items():
+            if rows:
+                parts += ["", f"{head}:", *(f"  {row}" for row in rows)]
         parts += [line for remark in self.remarks for line in ("", remark)]
         return "\n".join(parts)
 

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from attrs import evolve, field, frozen
 
-from skyrl.interop.environment import Read, read_environment
 from skyrl.interop.report import Conversion, OtherDefault
 from skyrl.interop.translation import (
     Dependent,
@@ -21,6 +20,7 @@ from skyrl.interop.translation import (
     refused,
     translate,
 )
+from skyrl.interop.values import Read, read_environment
 from skyrl.interop.writing import Writing, apply
 from skyrl.tree.types import display_value
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skyrl.interop.areal import convert as areal
-from skyrl.interop.areal import keys, learner_keys, rollout_keys, supervised
+from skyrl.interop.areal import keys, learner_keys, supervised
 from skyrl.interop.peer_trees import peer_trees
 from skyrl.interop.report import Conversion
 from skyrl.interop.skyrl import sft
@@ -48,7 +48,7 @@ SYSTEMS: dict[str, tuple[Callable[[Mapping[str, Any]], Conversion], Mapping[str,
     "areal": (
         areal.convert_keys,
         AREAL,
-        _keys(areal._DEPENDENT, keys.KEYS, learner_keys.LEARNER_KEYS, rollout_keys.ROLLOUT_KEYS, areal._SAME),
+        _keys(areal._DEPENDENT, keys.KEYS, learner_keys.LEARNER_KEYS, keys.ROLLOUT_KEYS, areal._SAME),
     ),
     "areal, supervised": (
         areal.convert_keys,

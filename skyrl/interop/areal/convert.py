@@ -34,17 +34,22 @@ from skyrl.interop.areal.defaults import (
 )
 from skyrl.interop.areal.keys import (
     INTERVALS,
+    KEPT,
     KEYS,
     LOSS_SCALING,
+    OTHERS,
+    ROLLOUT_KEYS,
+    agent,
     checkpoints,
     data_source,
     device,
+    for_sglang,
     kl,
     read_areal,
     warmup_share,
 )
 from skyrl.interop.areal.learner_keys import LEARNER_KEYS, ONE_LIMIT, loss_scaling, precision
-from skyrl.interop.areal.machines import machines
+from skyrl.interop.areal.machines import machines, tracker
 from skyrl.interop.areal.objective import OBJECTIVE, estimator, is_weighted, teacher, weight_of_teacher
 from skyrl.interop.areal.programs import (
     read_experiment,
@@ -53,11 +58,9 @@ from skyrl.interop.areal.programs import (
     remarks_of,
     with_defaults_of_references,
 )
-from skyrl.interop.areal.rollout_keys import KEPT, OTHERS, ROLLOUT_KEYS, agent, for_sglang
 from skyrl.interop.areal.same_settings import copies, follows, intervals, version_notice, why_unknown
 from skyrl.interop.areal.supervised import convert_supervised, is_supervised
 from skyrl.interop.areal.switches import SWITCHES
-from skyrl.interop.areal.trackers import tracker
 from skyrl.interop.dropout import dropout
 from skyrl.interop.report import Conversion
 from skyrl.interop.systems import System, convert_settings

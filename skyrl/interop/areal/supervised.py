@@ -14,6 +14,7 @@ from skyrl.config.derive.allocation import strategy_of
 from skyrl.interop.areal.backends import AUTOTP, autotp, by_deepspeed, in_other_backend, per_node, router
 from skyrl.interop.areal.keys import (
     LOSS_SCALING,
+    ROLLOUT_KEYS,
     checkpoints,
     data_source,
     device,
@@ -24,11 +25,9 @@ from skyrl.interop.areal.keys import (
     warmup_share,
 )
 from skyrl.interop.areal.learner_keys import LEARNER_KEYS, ONE_LIMIT, computed_in, loss_scaling
-from skyrl.interop.areal.machines import machines
-from skyrl.interop.areal.rollout_keys import ROLLOUT_KEYS
+from skyrl.interop.areal.machines import machines, tracker
 from skyrl.interop.areal.same_settings import copies, follows, intervals, version_notice, why_unknown
 from skyrl.interop.areal.switches import SUPERVISED_SWITCHES
-from skyrl.interop.areal.trackers import tracker
 from skyrl.interop.dropout import dropout
 from skyrl.interop.report import Conversion
 from skyrl.interop.systems import System, convert_settings
@@ -64,7 +63,6 @@ _OF_EVERY_KIND = (
     "recover.",
 )
 _NO_MEGATRON = "supervised runs with Megatron"
-_ENGINES = "supervised runs generate nothing"
 
 
 _ROOTS = {
@@ -324,10 +322,9 @@ KEYS: dict[str, Entry] = {
     "cluster.cluster_name": redundant("only a label"),
     "launcher.*": missing("launcher settings beyond those in docs/launching.md"),
     "scheduler.*": redundant("supervised runs use no rewards"),
-    "sglang.*": redundant(_ENGINES),
-    "vllm.*": redundant(_ENGINES),
-    "rollout.*": redundant(_ENGINES),
-    "model.temperature": redundant(_ENGINES),
+    **dict.fromkeys(
+        ("sglang.*", "vllm.*", "rollout.*", "model.temperature"), redundant("supervised runs generate nothing")
+    ),
     **{
         key.replace("actor.", "model.", 1): entry_of_one_model(entry)
         for key, entry in (LEARNER_KEYS | ROLLOUT_KEYS).items()

@@ -603,23 +603,18 @@ class _Shell:
         arguments: list[Node] = []
         writes = False
         for child in node.children:
-            if child.type == "heredoc_redirect":
-                for at, part in enumerate(child.children):
-                    kind = child.field_name_for_child(at)
-                    if kind == "argument":
-                        arguments.append(part)
-                    elif kind == "right" or part.type == "pipeline":
-                        more.append(part)
-                    elif part.type == "heredoc_body":
-                        texts.append(_source(part))
+            for at, part in enumerate(child.children if child.type == "heredoc_redirect" else ()):
+                kind = child.field_name_for_child(at)
+                if kind == "argument":
+                    arguments.append(part)
+                elif kind == "right" or part.type == "pipeline":
+                    more.append(part)
+                elif part.type == "heredoc_body":
+                    texts.append(_source(part))
             for part in child.children if child.type == "file_redirect" else ():
                 if part.type == "process_substitution":
                     self._forked_shell().finish(part.children)
-            writes = writes or (
-                child.type == "file_redirect"
-                and any(item.type in (">", ">>", "&>") for item in child.children)
-                and "2>" not in _source(child)[:2]
-            )
+                writes = writes or (part.type in (">", ">>", "&>") and not _source(child).startswith("2>"))
         output = self.output
         if writes and output is not None:
             self.output = []
@@ -1017,22 +1012,13 @@ _BUILTINS: dict[str, Callable[[_Shell, Node, list[str]], Status]] = {
     "set": _Shell._set,
     "shift": _Shell._shift,
     "eval": _Shell._eval,
-    "read": _Shell._run_read,
-    "mapfile": _Shell._run_read,
-    "readarray": _Shell._run_read,
+    **dict.fromkeys(("read", "mapfile", "readarray"), _Shell._run_read),
     "getopts": _Shell._options,
-    "basename": _Shell._paths,
-    "dirname": _Shell._paths,
+    **dict.fromkeys(("basename", "dirname"), _Shell._paths),
     "seq": _Shell._seq,
-    "pwd": _Shell._unknown,
-    "type": _Shell._unknown,
-    "hash": _Shell._unknown,
-    "kill": _Shell._unknown,
-    "jobs": _Shell._unknown,
-    "source": _Shell._source_file,
-    ".": _Shell._source_file,
-    "command": _Shell._run_prefixed,
-    "builtin": _Shell._run_prefixed,
+    **dict.fromkeys(("pwd", "type", "hash", "kill", "jobs"), _Shell._unknown),
+    **dict.fromkeys(("source", "."), _Shell._source_file),
+    **dict.fromkeys(("command", "builtin"), _Shell._run_prefixed),
     "exec": _Shell._replaces,
     "false": lambda shell, node, words: 1,
     "exit": lambda shell, node, words: shell._leave("exit", node, words),

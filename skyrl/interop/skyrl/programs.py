@@ -290,9 +290,9 @@ _SERVER = "a server, which trains nothing"
 
 KNOWN: Mapping[str, ProgramFacts] = {
     **dict.fromkeys(PROGRAMS, RUNS),
-    "skyrl.train.entrypoints.main_base": RUNS,
-    "skyrl_train.entrypoints.main_base": RUNS,
-    "skyrl.train.main_sft": RUNS,
+    **dict.fromkeys(
+        ("skyrl.train.entrypoints.main_base", "skyrl_train.entrypoints.main_base", "skyrl.train.main_sft"), RUNS
+    ),
     "main_dapo_flashrl": unconverted("rollouts with quantized weights, which skyrl does not have yet"),
     "main_fully_async_sim": unconverted("a trainer that only simulates its steps"),
     "verl_main_ppo": unconverted("verl's trainer: convert the script with --from verl"),

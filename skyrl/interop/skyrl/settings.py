@@ -13,7 +13,6 @@ from functools import partial
 from skyrl.config.loading.newer_upstream_fields import NEWER_UPSTREAM_FIELDS
 from skyrl.config.settings.strategies import has_own_modules
 from skyrl.errors import Problem
-from skyrl.interop.environment import read_environment
 from skyrl.interop.report import Line, Outcome
 from skyrl.interop.systems import Switch, System
 from skyrl.interop.translation import (
@@ -27,6 +26,7 @@ from skyrl.interop.translation import (
     translate,
     unsupported,
 )
+from skyrl.interop.values import read_environment
 from skyrl.interop.writing import Writing, apply
 from skyrl.tree.access import default_at
 

@@ -10,12 +10,12 @@ from attrs import evolve
 from skyrl.config import SFTConfig
 from skyrl.config.loading.newer_upstream_fields import NEWER_UPSTREAM_FIELDS
 from skyrl.errors import ConfigError
-from skyrl.interop.environment import read_environment
 from skyrl.interop.report import Conversion, Line
 from skyrl.interop.skyrl.defaults import other_defaults, tree_of, version_notice
 from skyrl.interop.skyrl.settings import POLICY, convert_one, profiler, switches
 from skyrl.interop.systems import System
 from skyrl.interop.translation import Entry, Translation, fixed, redundant, refused, unsupported
+from skyrl.interop.values import read_environment
 from skyrl.interop.writing import Writing, apply
 from skyrl.tree.arguments import split_path
 from skyrl.tree.migrations import follow

@@ -12,14 +12,51 @@ from attrs import evolve
 from skyrl.config import PreferenceConfig, RewardModelConfig, SFTConfig, SkyRLTrainConfig
 from skyrl.interop.peer_trees import PeerTree
 from skyrl.interop.report import Conversion
-from skyrl.interop.systems import System, convert_settings
+from skyrl.interop.systems import Switch, System, convert_settings, other_than
 from skyrl.interop.translation import Values, is_off, number
-from skyrl.interop.trl import distilled, supervised
+from skyrl.interop.trl import supervised
 from skyrl.interop.trl.dependent import DEPENDENT, OF_RLOO, implied, implied_by_rloo
 from skyrl.interop.trl.keys import KEYS
 from skyrl.interop.trl.sources import PREFERENCES, kinds_with, settings_of, tree_of
-from skyrl.interop.trl.switches import SWITCHES
 from skyrl.interop.writing import Writing
+
+_GRPO = "trl/trainer/grpo_trainer.py"
+_ARGUMENTS = "trl/trainer/utils.py"
+
+SWITCHES: tuple[Switch, ...] = (
+    Switch("use_peft", ("lora_*", "use_rslora", "use_dora"), f"{_ARGUMENTS}:281"),
+    Switch("load_in_4bit", ("bnb_4bit_*", "use_bnb_nested_quant"), f"{_ARGUMENTS}:262"),
+    Switch("use_vllm", ("vllm_*",), f"{_GRPO}:1105"),
+    Switch("vllm_importance_sampling_correction", ("vllm_importance_sampling_*",), f"{_GRPO}:3146", default=True),
+    Switch("use_transformers_continuous_batching", ("transformers_continuous_batching_config",), f"{_GRPO}:794"),
+    Switch("sync_ref_model", ("ref_model_mixup_alpha", "ref_model_sync_steps"), f"{_GRPO}:1190"),
+    Switch(
+        "use_adaptive_entropy",
+        ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"),
+        f"{_GRPO}:3206",
+    ),
+    Switch(
+        "beta", ("use_bias_correction_kl",), f"{_GRPO}:3099", default=0.0, is_off=lambda value: is_off(number(value))
+    ),
+    Switch("loss_type", ("sapo_*",), f"{_GRPO}:3121", default="dapo", is_off=other_than("sapo")),
+    Switch("loss_type", ("vespo_*",), f"{_GRPO}:3125", default="dapo", is_off=other_than("vespo")),
+    Switch("packing", ("packing_strategy",), "trl/trainer/sft_trainer.py:916"),
+    Switch(
+        "gradient_checkpointing",
+        ("gradient_checkpointing_kwargs", "gradient_checkpointing_use_reentrant"),
+        "transformers/trainer.py:1503",
+        default=True,
+    ),
+    Switch("use_liger_kernel", ("liger_kernel_config",), "transformers/trainer.py:1494"),
+    Switch(
+        "eval_strategy",
+        ("eval_delay", "eval_steps", "num_generations_eval"),
+        "transformers/trainer_callback.py:577",
+        default="no",
+        is_off=lambda value: value in ("no", False, None),
+    ),
+)
+
 
 _RELIED_ON = (
     "per_device_train_batch_size", "num_generations", "max_completion_length", "max_prompt_length", "num_train_epochs",
@@ -42,7 +79,7 @@ _SUPERVISED = {
     "sft": (SFTConfig, supervised.KEYS, supervised.SUPERVISED, supervised.implied_by_chats),
     "reward": (RewardModelConfig, supervised.OF_REWARDS, supervised.SUPERVISED, supervised.implied_by_rows),
     **dict.fromkeys(PREFERENCES, (PreferenceConfig, supervised.OF_PAIRS, supervised.PAIRS, supervised.implied_by_rows)),
-    "gkd": (SFTConfig, distilled.GKD, distilled.OF_GKD, distilled.implied_by_gkd),
+    "gkd": (SFTConfig, supervised.GKD, supervised.OF_GKD, supervised.implied_by_gkd),
 }
 """Trainer -> the class of our tree, the settings that convert independently, those that depend on others, and what
 follows from several.
@@ -118,10 +155,10 @@ def _system(kind: str, tree: PeerTree) -> System:
     if kind == "distillation":
         return evolve(
             grpo,
-            keys=distilled.KEYS,
-            dependent=(distilled.OF_DISTILLATION, DEPENDENT),
+            keys=supervised.DISTILLATION,
+            dependent=(supervised.OF_DISTILLATION, DEPENDENT),
             defaults=lambda values: {**_left_out(values, tree), "num_generations": 1},
-            implied=distilled.implied_by_distillation,
+            implied=supervised.implied_by_distillation,
         )
     if kind == "rloo":
         return evolve(grpo, dependent=(OF_RLOO, DEPENDENT), implied=implied_by_rloo)

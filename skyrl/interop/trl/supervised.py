@@ -1,5 +1,11 @@
 """Converts TRL's `SFTConfig` to `kind = "sft"`, its `RewardConfig` to `kind = "reward_model"`, its `DPOConfig` and
-`KTOConfig` to `kind = "preference"`, whose settings have TRL's names.
+`KTOConfig` to `kind = "preference"`, whose settings have TRL's names, and its distillation: `DistillationConfig`, which
+is reinforcement learning without rewards here, and `GKDConfig` on given rows, which is `kind = "sft"` with a teacher
+beside the model.
+
+The divergence of distillation and its `beta` mean the same: 0 is KL(teacher || student), 1 KL(student || teacher), both
+averaged over all tokens of a batch (trl/trainer/distillation_trainer.py:203, trl/experimental/gkd/gkd_trainer.py:260).
+`GKDTrainer` takes the divergence at temperature 1 whatever `temperature` says (line 320).
 
 Lines are those of TRL 1.16.0.
 """
@@ -12,6 +18,8 @@ from typing import Any
 from skyrl.config.settings.preference_root import PREFERENCE_LOSSES
 from skyrl.interop.dropout import dropout
 from skyrl.interop.translation import (
+    ALGORITHM,
+    SAMPLING,
     Dependent,
     Entry,
     Translation,
@@ -25,9 +33,11 @@ from skyrl.interop.translation import (
     number,
     numeric,
     redundant,
+    table,
     unsupported,
 )
-from skyrl.interop.trl.dependent import DEPENDENT, GPUS_OF_A_NODE, are_known, processes, samples_per_update
+from skyrl.interop.trl.dependent import DEPENDENT, GPUS_OF_A_NODE, are_known, implied, processes, samples_per_update
+from skyrl.interop.trl.keys import KEYS as KEYS_OF_GRPO
 from skyrl.interop.trl.keys import SHARED, resume
 from skyrl.tree.rules import join_choices
 
@@ -220,13 +230,6 @@ def _divergence(value: object) -> Translation:
     return redundant("not set") if value is None else Translation(writes={"f_divergence_type": named.get(name, name)})
 
 
-def _reference(value: object) -> Translation:
-    """Convert the reference that a program gives: a name, or None for the model that training starts from."""
-    if value is None:
-        return redundant("not set: the model that training starts from")
-    return Translation(writes={"ref_model_path": value})
-
-
 def _cut(key: str, value: object, values: Values) -> Translation:
     if value is None:
         return redundant(_WHOLE)
@@ -260,7 +263,11 @@ OF_PAIRS: dict[str, Entry] = {
     "desirable_weight": numeric("desirable_weight"),
     "undesirable_weight": numeric("undesirable_weight"),
     "reference_free": "reference_free",
-    "ref_model": _reference,
+    "ref_model": lambda name: (
+        redundant("not set: the model that training starts from")
+        if name is None
+        else Translation(writes={"ref_model_path": name})
+    ),
     "precompute_ref_log_probs": "precompute_ref_log_probs",
     "precompute_ref_batch_size": redundant("it affects memory, not results"),
     "use_weighting": "use_weighting",
@@ -280,3 +287,79 @@ OF_PAIRS: dict[str, Entry] = {
     ),
 }
 """Settings that convert independently."""
+
+
+_OURS = ALGORITHM + "distillation."
+_SAMPLED = (
+    "answers that the model samples for a share lmbda of the batches; 0 learns from given rows, and where all answers "
+    "are sampled, DistillationConfig is converted"
+)
+
+
+def _teacher(path: str) -> Dependent:
+    return lambda key, value, values: (
+        unsupported("a teacher that is not named in the file") if value is None else Translation(writes={path: value})
+    )
+
+
+def _teacher_arguments(value: object) -> Translation:
+    """Convert arguments of the teacher's `from_pretrained`; its dtype is that of the computation."""
+    rest = {*table(value)} - {"torch_dtype", "dtype", "use_cache"}
+    listed = ", ".join(sorted(map(str, rest)))
+    return unsupported(f"arguments of the teacher {listed}") if rest else redundant("set by bf16")
+
+
+OF_DISTILLATION: dict[str, Dependent] = {
+    "teacher_model_name_or_path": _teacher("trainer.teacher.model.path"),
+    # answers are sampled and distributions are compared at one temperature
+    "temperature": lambda key, value, values: Translation(
+        writes={SAMPLING + "temperature": number(value), _OURS + "temperature": number(value)}
+    ),
+    "beta": lambda key, value, values: Translation(writes={_OURS + "type": "loss", _OURS + "beta": number(value)}),
+}
+"""Settings of `DistillationConfig` that mean something else in GRPO."""
+
+DISTILLATION: dict[str, Entry] = {
+    **KEYS_OF_GRPO,
+    "teacher_model_revision": fixed(
+        "main", None, does="the default revision", otherwise="other revisions of a teacher"
+    ),
+    "teacher_model_init_kwargs": _teacher_arguments,
+}
+"""Settings of `DistillationConfig` that convert independently."""
+
+
+def implied_by_distillation(values: Values) -> Iterator[tuple[str, str, Any]]:
+    """Our paths that follow from several settings."""
+    for source, path, value in implied({**values, "beta": 0.0}):
+        yield source, path, value
+        if path.startswith("trainer.placement.policy_"):
+            yield source, path.replace("policy_", "teacher_"), value
+    yield "distillation", _OURS + "task_coef", 0.0
+    yield "distillation", ALGORITHM + "use_kl_loss", False
+    yield "distillation", ALGORITHM + "loss_reduction", "token_mean"
+
+
+GKD: dict[str, Entry] = {
+    **{key: entry for key, entry in KEYS.items() if key != "assistant_only_loss"},
+    "teacher_model_init_kwargs": _teacher_arguments,
+    "lmbda": lambda share: redundant("rows are given") if is_off(number(share)) else unsupported(_SAMPLED),
+    "seq_kd": fixed(False, does="off", otherwise="answers of the teacher; `skyrl generate` writes them"),
+    "beta": numeric("distillation.beta"),
+    **dict.fromkeys(("temperature", "max_new_tokens"), redundant("no answers are sampled")),
+    "assistant_only_loss": redundant("the last message is learned"),
+}
+"""Settings of `GKDConfig` that convert independently."""
+
+OF_GKD: dict[str, Dependent] = {
+    **SUPERVISED,
+    "teacher_model_name_or_path": _teacher("distillation.teacher_path"),
+}
+"""Settings of `GKDConfig` whose meaning depends on others."""
+
+
+def implied_by_gkd(values: Values) -> Iterator[tuple[str, str, Any]]:
+    """Our paths that follow from several settings of `GKDConfig`."""
+    yield from implied_by_rows(values)
+    yield "gkd", "too_long", "truncate"
+    yield "gkd", "distillation.task_coef", 0.0

@@ -43,29 +43,25 @@ _OURS = re.compile(
     r"[+~]{0,2}(actor_rollout_ref|algorithm|critic|reward|reward_model|trainer|data|async_training|rollout|optim|engine|model)\.\w[^=\s]*=.*",
     re.DOTALL,
 )
+_SUPERVISED = ("fsdp_sft_trainer", "sft_trainer", "sft_trainer_ray")
 _KNOWN: Mapping[str, ProgramFacts] = {
-    "verl.trainer.main_ppo": RUNS,
-    "transfer_queue.main_ppo": RUNS,
-    "dapo.main_dapo": RUNS,
-    "verl.trainer.main_ppo_sync": RUNS,
-    "one_step_off_policy.main_ppo": RUNS,
-    "one_step_off_policy.async_main_ppo": RUNS,
-    "fully_async_main": RUNS,
+    **dict.fromkeys((
+        "verl.trainer.main_ppo", "transfer_queue.main_ppo", "dapo.main_dapo", "verl.trainer.main_ppo_sync",
+        "one_step_off_policy.main_ppo", "one_step_off_policy.async_main_ppo", "fully_async_main", *_SUPERVISED,
+    ), RUNS),
     "vla.main_ppo": unconverted("a policy of images and actions, which skyrl does not train yet"),
-    "fsdp_sft_trainer": RUNS,
-    "sft_trainer": RUNS,
-    "sft_trainer_ray": RUNS,
-    "spin.main_spin": unconverted("preference training, which skyrl does not have yet"),
-    "sppo.main_sppo": unconverted("preference training, which skyrl does not have yet"),
-    "main_generation": aside("it only samples: `skyrl generate` does that here"),
-    "main_generation_server": aside("it only samples: `skyrl generate` does that here"),
+    **dict.fromkeys(
+        ("spin.main_spin", "sppo.main_sppo"), unconverted("preference training, which skyrl does not have yet")
+    ),
+    **dict.fromkeys(
+        ("main_generation", "main_generation_server"), aside("it only samples: `skyrl generate` does that here")
+    ),
     "main_eval": aside("it only evaluates: `skyrl eval` does that here"),
     "model_merger": aside("it only merges checkpoints"),
-}
+}  # fmt: skip
 """Suffix of a program's dotted name -> whether its runs are converted."""
 
 _LAUNCHER = PeerPrograms(name="verl", programs=_KNOWN, is_setting=lambda word: _OURS.fullmatch(word) is not None)
-_SUPERVISED = ("fsdp_sft_trainer", "sft_trainer", "sft_trainer_ray")
 _NO_VALUE = "the script gives no value: one of its variables is empty"
 _IMAGES = ("data.image_key=", "data.video_key=", "data.audio_key=")
 _SELECT = re.compile(r"\$\{oc\.select:\s*([\w.]+)\s*(?:,(.*))?\}", re.DOTALL)

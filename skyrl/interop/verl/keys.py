@@ -54,9 +54,7 @@ _MODEL: dict[str, Entry] = {
     "enable_activation_offload": "trainer.offload_activations",
     "use_remove_padding": "trainer.use_sample_packing",
     "use_liger": "trainer.use_liger_kernel",
-    "use_fused_kernels": redundant(_KERNELS),
-    "fused_kernel_options.*": redundant(_KERNELS),
-    "tiled_mlp.*": redundant(_KERNELS),
+    **dict.fromkeys(("use_fused_kernels", "fused_kernel_options.*", "tiled_mlp.*"), redundant(_KERNELS)),
     "trust_remote_code": fixed(False, does=_REMOTE_CODE, otherwise="running code from a model's repository"),
     "custom_chat_template": missing("an inline chat template; set generator.chat_template to a file with it"),
     "external_lib": missing("importing a module for its side effects"),
@@ -344,14 +342,11 @@ KEYS: dict[str, Entry] = {
     "*.load_weight": fixed(
         True, does="models begin with their weights", otherwise="models that begin with random ones"
     ),
-    "*.entropy_from_logits_chunk_size": redundant(_KERNELS),
-    "*.pad_to_length*": redundant(_KERNELS),
-    "*.use_torch_compile": redundant(_KERNELS),
+    **{f"*.{name}": redundant(_KERNELS) for name in (
+        "entropy_from_logits_chunk_size", "pad_to_length*", "use_torch_compile", "use_fused_kernels",
+        "entropy_from_logits_with_chunking", "entropy_checkpointing", "sum_pi_squared_checkpointing",
+    )},
     "*.use_remove_padding": redundant("one setting for all models: trainer.use_sample_packing"),
-    "*.use_fused_kernels": redundant(_KERNELS),
-    "*.entropy_from_logits_with_chunking": redundant(_KERNELS),
-    "*.entropy_checkpointing": redundant(_KERNELS),
-    "*.sum_pi_squared_checkpointing": redundant(_KERNELS),
     "*.calculate_entropy": redundant("entropy is always logged"),
     "*.data_loader_seed": redundant("samples keep their order"),
     "*.rollout_n": redundant("set by generator.n_samples_per_prompt"),
@@ -376,4 +371,4 @@ KEYS: dict[str, Entry] = {
     "ray_kwargs.timeline_json_file": missing("Ray's timeline"),
     "ray_kwargs.*": redundant("the connection to Ray is set in trainer.placement"),
     "ray_init.*": redundant("the connection to Ray is set in trainer.placement"),
-}
+}  # fmt: skip
