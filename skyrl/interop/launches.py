@@ -147,12 +147,16 @@ class RunCommand:
         )
 
 
-def launch_of(text: str, where: str, system: PeerPrograms, number: int | None = None) -> RunCommand:
+def launch_of(text: str, where: str, system: PeerPrograms, number: int | None) -> RunCommand:
     """The command of a script that starts a run; `number` chooses among several, from 1. Raises `ConfigError` if there
     is none, if there are several and none is chosen, and for a program that cannot be converted.
     """
     script = read_script(text, where)
-    launches = _distinct([launch for command in script.commands if (launch := _launch(command, script, system))])
+    distinct: dict[tuple[str, tuple[str, ...]], RunCommand] = {}  # the first of those with the same program and words
+    for command in script.commands:
+        if launched := _launch(command, script, system):
+            distinct.setdefault((launched.program, (*launched.before, "", *launched.words)), launched)
+    launches = [*distinct.values()]
     runs = [launch for launch in launches if launch.known is None or not launch.known.aside]
     if not runs:
         raise _no_command(script, launches, where, system)
@@ -195,15 +199,17 @@ def _launch(command: ScriptCommand, script: Script, system: PeerPrograms) -> Run
         line=command.line,
         is_certain=command.is_certain,
         script=script,
-        lost=tuple(_separate_command_line(item) for item in script.commands if system.is_setting(item.texts[0])),
+        lost=tuple(
+            Line(
+                outcome="refused",
+                source=item.texts[0].partition("=")[0],
+                reason=f"line {item.line}: no backslash ends the line before it, so Bash passes it to no program",
+            )
+            for item in script.commands
+            if system.is_setting(item.texts[0])  # which begins a command of its own
+        ),
         system=system.name,
     )
-
-
-def _separate_command_line(command: ScriptCommand) -> Line:
-    """The report line of a setting that begins a command of its own."""
-    reason = f"line {command.line}: no backslash ends the line before it, so Bash passes it to no program"
-    return Line(outcome="refused", source=command.texts[0].partition("=")[0], reason=reason)
 
 
 def _program(words: Sequence[str], system: PeerPrograms) -> tuple[int, str]:
@@ -227,14 +233,6 @@ def _program(words: Sequence[str], system: PeerPrograms) -> tuple[int, str]:
             name = words[start] if start < len(words) and "=" not in words[start] else ""
             return start + bool(name), name
     return 1, words[0]
-
-
-def _distinct(launches: Sequence[RunCommand]) -> list[RunCommand]:
-    """The launches without those that repeat another: the same program with the same words."""
-    unique: dict[tuple[str, tuple[str, ...]], RunCommand] = {}
-    for launch in launches:
-        unique.setdefault((launch.program, (*launch.before, "", *launch.words)), launch)
-    return list(unique.values())
 
 
 def _briefly(launch: RunCommand, others: Sequence[RunCommand]) -> str:

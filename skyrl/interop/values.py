@@ -47,7 +47,14 @@ def flat_file(name: str, *, of: str = "") -> dict[str, Any]:
 
 def flat_lists(table: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted key and value of every leaf, also of the tables in lists: `places[0].cores`."""
-    return dict(_flatten_lists(dict(flat(table))))
+    keys: dict[str, Any] = {}
+    for key, value in flat(table):
+        if isinstance(value, list) and value and all(isinstance(item, Mapping) and item for item in value):
+            for number, item in enumerate(value):
+                keys |= {f"{key}[{number}].{name}": setting for name, setting in flat_lists(item).items()}
+        else:
+            keys[key] = value
+    return keys
 
 
 def flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -58,17 +65,6 @@ def flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple
             yield from flat(value, names)
         else:
             yield dotted(names), value
-
-
-def _flatten_lists(keys: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The keys and values, with tables in lists flattened to keys such as `places[0].cores`."""
-    for key, value in keys.items():
-        if isinstance(value, list) and value and all(isinstance(item, Mapping) and item for item in value):
-            for number, item in enumerate(value):
-                inner = dict(flat(item))
-                yield from _flatten_lists({f"{key}[{number}].{name}": setting for name, setting in inner.items()})
-        else:
-            yield key, value
 
 
 def yaml_value(text: str) -> Any:

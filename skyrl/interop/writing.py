@@ -46,8 +46,9 @@ class ClusterFile:
 
     def write(self, source: str, path: str, value: object) -> str:
         """Write a value to a path of the cluster's description. Returns the reason if that fails, else empty text."""
-        names = _names(path)
-        if path.startswith(_VARIABLES) and is_secret_name(names[-1].lower()):
+        is_variable = path.startswith(_VARIABLES)  # whose name may contain any character
+        names = ("variables", path.removeprefix(_VARIABLES)) if is_variable else split_path(path)
+        if is_variable and is_secret_name(names[-1].lower()):
             return f"looks like a secret, and would be written to disk: export {names[-1]} before the launch"
         merged = self._merged(path, names, value)
         if merged is None:
@@ -74,22 +75,10 @@ class ClusterFile:
         if earlier is None or earlier == value:
             return value
         if path in _LARGEST:
-            return max(earlier, value, key=_size)
+            return max(earlier, value, key=lambda size: GIGABYTES.read(size) or 0.0 if isinstance(size, str) else size)
         if isinstance(earlier, list):
             return [*earlier, *(item for item in value if item not in earlier)]
         return None
-
-
-def _size(value: int | str) -> float:
-    """A number, or a size with its unit in gigabytes."""
-    return (GIGABYTES.read(value) or 0.0) if isinstance(value, str) else value
-
-
-def _names(path: str) -> tuple[str, ...]:
-    """Names of a path. Names of variables may contain any character."""
-    if path.startswith(_VARIABLES):
-        return ("variables", path.removeprefix(_VARIABLES))
-    return split_path(path)
 
 
 class Writing:

@@ -11,6 +11,7 @@ import pytest
 from skyrl.interop.areal import convert as areal
 from skyrl.interop.areal import keys, learner_keys, supervised
 from skyrl.interop.peer_trees import peer_trees
+from skyrl.interop.prime_rl import convert as prime_rl
 from skyrl.interop.report import Conversion
 from skyrl.interop.skyrl import sft
 from skyrl.interop.trl import convert as trl
@@ -65,8 +66,9 @@ SYSTEMS: dict[str, tuple[Callable[[Mapping[str, Any]], Conversion], Mapping[str,
         for kind in CONVERTED
     },
     "verl": (verl.convert_keys, BASES["verl"], _keys(verl_keys.KEYS, verl_layout.LAYOUT, verl_objective.OBJECTIVE)),
+    "prime-rl": (prime_rl.convert_keys, {"model.name": "a/b"}, _keys(prime_rl._DEPENDENT, prime_rl.KEYS)),
     "skyrl, supervised": (
-        lambda values: sft.convert_sft(values, "file"),
+        lambda values: sft.convert_settings([*values.items()], "file"),
         {"model.path": "a/b"},
         [*sft.SFT_ROOTS, "model.lora.rank"],
     ),

@@ -17,7 +17,6 @@ SHARED = "shares the policy's GPUs"
 AUTOTP = ".ds_auto_tp.autotp_size"
 """Setting of a model: the number of ranks over which DeepSpeed's layers split its matrices."""
 
-_STRATEGY = "trainer.strategy"
 _EXPERT_TENSOR, _TENSOR = ".expert_tensor_parallel_size", ".tensor_model_parallel_size"
 MODELS: Mapping[str, Model] = {"actor": "policy", "ref": "ref", "critic": "critic"}
 """AReaL's name of a model -> ours."""
@@ -75,7 +74,7 @@ def autotp(key: str, size: object, values: Values) -> Translation:
         return redundant("no effect: the backend is megatron, whose degree t sets the tensor-parallel size")
     if part is not None and part.degrees.tensor not in (1, size):
         return refused(f"contradicts the backend, whose tensor-parallel size is {part.degrees.tensor}")
-    return Translation(writes={f"trainer.{MODELS[owner]}.tensor_parallel_size": size, _STRATEGY: "deepspeed"})
+    return Translation(writes={f"trainer.{MODELS[owner]}.tensor_parallel_size": size, "trainer.strategy": "deepspeed"})
 
 
 def by_deepspeed(fields: Mapping[str, Any], values: Values) -> dict[str, Any]:

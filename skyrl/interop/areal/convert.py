@@ -5,6 +5,7 @@ derivation.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from attrs import evolve
@@ -50,7 +51,7 @@ from skyrl.interop.areal.keys import (
 )
 from skyrl.interop.areal.learner_keys import LEARNER_KEYS, ONE_LIMIT, loss_scaling, precision
 from skyrl.interop.areal.machines import machines, tracker
-from skyrl.interop.areal.objective import OBJECTIVE, estimator, is_weighted, teacher, weight_of_teacher
+from skyrl.interop.areal.objective import OBJECTIVE, estimator, is_weighted, teacher
 from skyrl.interop.areal.programs import (
     read_experiment,
     read_launch,
@@ -61,7 +62,6 @@ from skyrl.interop.areal.programs import (
 from skyrl.interop.areal.same_settings import copies, follows, intervals, version_notice, why_unknown
 from skyrl.interop.areal.supervised import convert_supervised, is_supervised
 from skyrl.interop.areal.switches import SWITCHES
-from skyrl.interop.dropout import dropout
 from skyrl.interop.report import Conversion
 from skyrl.interop.systems import System, convert_settings
 from skyrl.interop.translation import (
@@ -70,6 +70,7 @@ from skyrl.interop.translation import (
     Dependent,
     Translation,
     Values,
+    dropout,
     number,
     redundant,
     refused,
@@ -173,7 +174,8 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment", *, keep_eng
 
 def _implied(values: Values) -> Iterator[tuple[str, str, Any]]:
     """Settings that an experiment implies without naming them: estimator, device, adapters, a teacher's weight."""
-    yield from weight_of_teacher(values)
+    if values.get("teacher.path") and "teacher.distill_loss_weight" not in values:
+        yield "teacher", ALGORITHM + "distillation.coef", 0.005  # AReaL's default
     if is_whole(values):
         for name, value in estimator(values).items():
             yield "advantages", ALGORITHM + name, value
@@ -316,9 +318,9 @@ _DEPENDENT: dict[str, Dependent] = {
     "critic.use_lora": _use_adapter,
     **{f"*{name}": _limit for name in ONE_LIMIT},
     **{f"{model}.*": in_other_backend for model in MODELS},
-    "cluster.fileroot": checkpoints("trainer.ckpt_path"),
-    "actor.disable_dropout": dropout("trainer.policy.use_dropout", "actor.path"),
-    "critic.disable_dropout": dropout("trainer.critic.use_dropout", "critic.path"),
+    "cluster.fileroot": partial(checkpoints, "trainer.ckpt_path"),
+    "actor.disable_dropout": partial(dropout, "trainer.policy.use_dropout", "actor.path"),
+    "critic.disable_dropout": partial(dropout, "trainer.critic.use_dropout", "critic.path"),
     "actor.mask_no_eos_with_zero": _masked_reward,
     "actor.dtype": precision,
     **{f"*.{name}": loss_scaling for name in LOSS_SCALING},

@@ -12,6 +12,7 @@ server.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -58,7 +59,7 @@ def switch(path: str, *, off: str) -> Entry:
 def kl(value: object, estimator: object = "k1") -> Translation:
     """Convert `kl_ctl`. AReaL subtracts it times the divergence, estimated by `kl_estimator`, from the rewards."""
     weight = number(value)
-    writes = {ALGORITHM + "use_kl_loss": False, ALGORITHM + "use_kl_in_reward": weight != 0}
+    writes: dict[str, Any] = {ALGORITHM + "use_kl_loss": False, ALGORITHM + "use_kl_in_reward": weight != 0}
     if weight != 0:
         writes |= {ALGORITHM + "kl_loss_coef": weight, ALGORITHM + "kl_estimator_type": estimator}
     return Translation(writes=writes)
@@ -126,43 +127,33 @@ def top_k(path: str) -> Entry:
     )
 
 
-def recovery(path: str) -> Entry:
-    """Entry of the ways to resume after a failure."""
+def recovery(path: str, value: object) -> Translation:
+    """Convert the way to resume after a failure, to our setting at the path."""
     modes = {"off": "disabled", "on": "auto"} | {mode: mode for mode in ("disabled", "auto", "fault", "resume")}
-
-    def become(value: object) -> Translation:
-        if isinstance(value, bool):  # YAML 1.1 reads `off` and `on` as booleans
-            value = "on" if value else "off"
-        if not isinstance(value, str) or value not in modes:
-            return refused(f"unknown recovery mode {value!r}; AReaL supports: {', '.join(modes)}")
-        return Translation(writes={path: modes[value]})
-
-    return become
+    if isinstance(value, bool):  # YAML 1.1 reads `off` and `on` as booleans
+        value = "on" if value else "off"
+    if not isinstance(value, str) or value not in modes:
+        return refused(f"unknown recovery mode {value!r}; AReaL supports: {', '.join(modes)}")
+    return Translation(writes={path: modes[value]})
 
 
-def success_rate(bound: str, *, everything: float) -> Entry:
-    """Entry of a bound on the share of good samples in a group; the value `everything` keeps all groups."""
-
-    def become(value: object) -> Translation:
-        if number(value) in (None, everything):
-            return redundant("every group is kept")
-        table = ALGORITHM + "dynamic_sampling."
-        note = "groups whose rewards are all equal are dropped, too"
-        return Translation(writes={f"{table}type": "filter", f"{table}{bound}": number(value)}, note=note)
-
-    return become
+def _success_rate(bound: str, everything: float, value: object) -> Translation:
+    """Convert a bound on the share of good samples in a group; the value `everything` keeps all groups."""
+    if number(value) in (None, everything):
+        return redundant("every group is kept")
+    table = ALGORITHM + "dynamic_sampling."
+    note = "groups whose rewards are all equal are dropped, too"
+    return Translation(writes={f"{table}type": "filter", f"{table}{bound}": number(value)}, note=note)
 
 
-def checkpoints(path: str) -> Dependent:
-    """Entry of the folder of all experiments; each has its own for checkpoints, so that none continues from another."""
-
-    def become(key: str, value: object, values: Values) -> Translation:
-        names = [read_environment(values.get(name), name).value for name in ("experiment_name", "trial_name")]
-        if any(not isinstance(name, str) or not name or name.startswith("env:") or "$" in name for name in names):
-            return redundant("checkpoints are kept in the run's folder, since the file does not name its trial")
-        return Translation(writes={path: "/".join([str(value).rstrip("/"), "checkpoints", *names])})
-
-    return become
+def checkpoints(path: str, key: str, value: object, values: Values) -> Translation:
+    """Convert the folder of all experiments to our setting at the path. Each experiment has its own folder for
+    checkpoints, so that none continues from another.
+    """
+    names = [read_environment(values.get(name), name).value for name in ("experiment_name", "trial_name")]
+    if any(not isinstance(name, str) or not name or name.startswith("env:") or "$" in name for name in names):
+        return redundant("checkpoints are kept in the run's folder, since the file does not name its trial")
+    return Translation(writes={path: "/".join([str(value).rstrip("/"), "checkpoints", *names])})
 
 
 def device(values: Values) -> str:
@@ -194,9 +185,7 @@ def data_source(name: str, split: object) -> str:
 
 
 _VLLM_KWARGS = ENGINE + "engine_init_kwargs."
-_EVALUATION = "generator.eval_sampling_params."
 _SAVED = "every sample is saved in trajectories.jsonl of the run folder: see skyrl view"
-_READ_ONCE = "rows are read once, when the run starts, by its main process"
 _TUNING = "affects SGLang's speed, not its output; vLLM tunes itself, and --keep-engine keeps SGLang with this option"
 _ADAPTERS = "adapter transfer and naming are derived from trainer.policy.model.lora"
 _REPLAYED = "with trainer.policy.moe_enable_routing_replay, the learner uses the same experts"
@@ -313,7 +302,7 @@ _SGLANG_KEYS: dict[str, Entry] = {
 
 ROLLOUT_KEYS: dict[str, Entry] = {
     **_sampling("gconfig", SAMPLING),
-    **_sampling("eval_gconfig", _EVALUATION),
+    **_sampling("eval_gconfig", "generator.eval_sampling_params."),
     "eval_gconfig.n_samples": "generator.eval_n_samples_per_prompt",
     **{table: missing("a value for a whole table; set its fields instead") for table in (
         "eval_gconfig", "ref", "critic", "valid_dataset",
@@ -348,7 +337,7 @@ ROLLOUT_KEYS: dict[str, Entry] = {
     "rollout.provider_api_key": missing("training on responses from another provider", ""),
     # data
     "*_dataset.split": redundant("appended to the data source; a file has no splits"),
-    **{f"*_dataset.{name}": redundant(_READ_ONCE) for name in (
+    **{f"*_dataset.{name}": redundant("rows are read once, when the run starts, by its main process") for name in (
         "num_workers", "num_dataset_workers", "setup_timeout", "scheduling_spec*",
     )},
     "*_dataset.dataset_kwargs": missing("arguments of AReaL's data-loading functions", {}),
@@ -419,7 +408,8 @@ _OF_THE_RUN = ("host", "port", "device", "tp_size", "enable_deterministic_infere
 def for_sglang(dependent: Mapping[str, Dependent]) -> dict[str, Dependent]:
     """The table of dependent settings, changed for engines that remain SGLang."""
     options = dict.fromkeys(("sglang.*", "actor.sglang.*", "rollout.return_routed_experts"), _option)
-    return {**dependent, **options, **{key: _single_stage(dependent[key]) for key in ("allocation_mode", "*.backend")}}
+    allocations = {key: partial(_single_stage, dependent[key]) for key in ("allocation_mode", "*.backend")}
+    return {**dependent, **options, **allocations}
 
 
 def _option(key: str, value: object, values: Values) -> Translation | None:
@@ -440,27 +430,21 @@ def _option(key: str, value: object, values: Values) -> Translation | None:
     return Translation(writes={f"{ENGINE}engine_init_kwargs.{name}": value})
 
 
-def _single_stage(convert: Dependent) -> Dependent:
-    """The conversion of an allocation, for SGLang engines: they have one pipeline stage here, and more are refused."""
-
-    def become(key: str, value: object, values: Values) -> Translation | None:
-        translation = convert(key, value, values)
-        if translation is None:
-            return None
-        writes = dict(translation.writes)
-        if writes.pop(ENGINE + "pipeline_parallel_size", 1) != 1:
-            return unsupported("pipeline parallelism in SGLang engines")
-        return evolve(translation, writes=writes)
-
-    return become
+def _single_stage(convert: Dependent, key: str, value: object, values: Values) -> Translation | None:
+    """Convert an allocation for SGLang engines: they have one pipeline stage here, and more are refused."""
+    translation = convert(key, value, values)
+    if translation is None:
+        return None
+    writes = dict(translation.writes)
+    if writes.pop(ENGINE + "pipeline_parallel_size", 1) != 1:
+        return unsupported("pipeline parallelism in SGLang engines")
+    return evolve(translation, writes=writes)
 
 
 _INTERVALS = "intervals other than those of exports, checkpoints and evaluation"
 _SGLANG = "SGLang options, because the engines become vLLM; --keep-engine keeps SGLang and its options"
 _LOGS = "each engine has a log file under trainer.log_path"
-_LEAST = "one setting for all models: trainer.min_microbatches; it does not affect results"
 _TOKENS = "one setting for all models: trainer.max_tokens_per_microbatch; it does not affect results"
-_FOLDERS = "folders are set once: trainer.run_path, ckpt_path and export_path"
 _NAMES = "names are set once: trainer.project_name and trainer.run_name"
 _LEGACY = "settings of AReaL's legacy system"
 
@@ -496,7 +480,7 @@ KEYS: dict[str, Entry] = {
     "trial_name": "trainer.run_name",
     "*.experiment_name": redundant(_NAMES),
     "*.trial_name": redundant(_NAMES),
-    "*.fileroot": redundant(_FOLDERS),
+    "*.fileroot": redundant("folders are set once: trainer.run_path, ckpt_path and export_path"),
     "seed": "trainer.seed",
     "total_train_epochs": "trainer.epochs",
     "exp_ctrl.total_train_epochs": "trainer.epochs",
@@ -530,7 +514,7 @@ KEYS: dict[str, Entry] = {
     "*.mb_spec.max_tokens_per_mb": redundant(_TOKENS),
     "actor.mb_spec.n_mbs": least_micro_batches,
     "actor_train.mb_spec.n_mbs": least_micro_batches,
-    "*.mb_spec.n_mbs": redundant(_LEAST),
+    "*.mb_spec.n_mbs": redundant("one setting for all models: trainer.min_microbatches; it does not affect results"),
     "*.mb_spec.granularity": redundant("samples of the same prompt always stay together"),
     "*.pad_to_maximum": fixed(True, False, does="padding does not affect results", otherwise="other padding"),
     "*.type._class": redundant("the architecture is read from the model"),
@@ -623,8 +607,8 @@ KEYS: dict[str, Entry] = {
     "valid_dataset.max_length": missing("a separate maximum length for evaluation"),
     "*_dataset.reward_fn": missing("a reward in the dataset's table; set environment.env_class instead"),
     "*_dataset.type": fixed("rl", None, does="rows are prompts", otherwise="this type of rows in an RL run"),
-    "success_rate_lb": success_rate("min_success_rate", everything=0.0),
-    "success_rate_ub": success_rate("max_success_rate", everything=1.0),
+    "success_rate_lb": partial(_success_rate, "min_success_rate", 0.0),
+    "success_rate_ub": partial(_success_rate, "max_success_rate", 1.0),
     # engines
     "rollout.max_head_offpolicyness": "trainer.fully_async.max_staleness_steps",
     "max_head_offpolicyness": "trainer.fully_async.max_staleness_steps",
@@ -654,8 +638,8 @@ KEYS: dict[str, Entry] = {
     # keeping and watching
     "*.freq_*": missing(_INTERVALS),  # unknown groups only: known ones are converted together by INTERVALS
     "exp_ctrl.*": missing(_INTERVALS),
-    "recover.mode": recovery("trainer.recover_mode"),
-    "recover_mode": recovery("trainer.recover_mode"),
+    "recover.mode": partial(recovery, "trainer.recover_mode"),
+    "recover_mode": partial(recovery, "trainer.recover_mode"),
     "recover.retries": "trainer.recover_retries",
     "recover_retries": "trainer.recover_retries",
     "recover_after": missing("a delay before a failed run is restarted"),

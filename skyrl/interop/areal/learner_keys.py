@@ -26,14 +26,12 @@ from skyrl.interop.translation import (
 )
 
 _CALLS = "used by AReaL's controllers to reach its processes; skyrl uses Ray, which has its own token"
-_LOGS = "each process has a log file under trainer.log_path"
 _FP8 = "FP8 training"
 _PER_LAYER = "per-layer optimizer steps on the GPU with the optimizer state on the host"
 _TURNS = "models that share GPUs take turns and free their memory in between"
 _FILES = "weights are always read and written in Hugging Face format"
 _HALF_IN_MEGATRON = "float16 training with Megatron"
 _CHUNKS = "log-probabilities are computed in chunks, whose size does not affect results"
-_SCORES = "the reference model only scores: it has no loss"
 _UNSENT = "only the policy's weights are sent to engines"
 _DELTA = "AReaL's own transfer of changed weights (weight_sync_backend = delta is the one here)"
 
@@ -234,7 +232,7 @@ LEARNER_KEYS: dict[str, Entry] = {
     "critic.gradient_checkpointing": "trainer.gradient_checkpointing",
     "critic.temperature": redundant("temperature does not apply to values"),
     # The reference model only computes log-probabilities: areal/trainer/rl_trainer.py:205 and 733.
-    **{f"ref.{name}": redundant(_SCORES) for name in NEVER_READ_OF_REF},
+    **{f"ref.{name}": redundant("the reference model only scores: it has no loss") for name in NEVER_READ_OF_REF},
     **{f"{model}.{name}": redundant(_UNSENT) for model in ("ref", "critic") for name in _DELTA_KEYS},
     "*.enable_delta_weight_update": missing(_DELTA, False),
     **{f"*.{name}": missing(_DELTA) for name in _DELTA_KEYS[1:]},
@@ -256,7 +254,7 @@ LEARNER_KEYS: dict[str, Entry] = {
     "*.use_kernels": missing("kernels from the Hugging Face Hub", False),
     "*._version": redundant(_CALLS),
     "*.admin_api_key": redundant(_CALLS),
-    "*.log_level": redundant(_LOGS),
+    "*.log_level": redundant("each process has a log file under trainer.log_path"),
     "*.mb_spec.n_mbs_divisor": redundant("the composition of micro-batches does not affect results"),
     "*.mb_spec.packing_algorithm": redundant("the composition of micro-batches does not affect results"),
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from skyrl.interop.translation import (
@@ -34,23 +35,6 @@ _COMMANDS = {"local": "skyrl launch local", "ray": "skyrl launch ray", "slurm": 
 
 LINES_OF_BASH = ".additional_bash_cmds"
 """Suffix of the keys whose values a shell evaluates, in AReaL and here."""
-
-_OF_A_SPEC: dict[str, Entry] = {
-    "gpu": redundant("GPUs of ranks and engines are derived from the backends"),
-    "port_count": redundant("free ports are chosen when a process starts"),
-    "task_type": redundant("all processes run in one job"),
-    "ray_placement_strategy": redundant("Ray placement groups are derived from trainer.placement"),
-    "cpu": lambda value: Translation(cluster={"slurm.cpus_per_gpu": value}),
-    "mem": lambda value: Translation(cluster={"slurm.memory_per_gpu": f"{value}GiB"}),
-    "nodelist": lambda value: _option("--nodelist", value),
-    "exclude": lambda value: _option("--exclude", value),
-    "exclusive": lambda value: _option("--exclusive", value),
-    "reservation": lambda value: _option("--reservation", value),
-    "cmd": lambda value: _command(value),
-    "srun_additional_args": lambda value: _srun(value),
-    "additional_bash_cmds": lambda value: _prologue(value),
-}
-"""Settings of `scheduling_spec` that do not depend on others."""
 
 
 def without_own_folder(key: str, value: object) -> Any:
@@ -156,9 +140,8 @@ def _container(name: str, value: object, has_image: bool, kind: object) -> Trans
         return redundant("no container is used: processes run directly on the nodes")
     if name == "container_type":
         return Translation(cluster={_CONTAINER + "type": value})
-    return Translation(
-        cluster={_CONTAINER + "mounts": [part.strip() for part in str(value).split(",") if part.strip()]}
-    )
+    mounts = [part.strip() for part in str(value).split(",") if part.strip()]
+    return Translation(cluster={_CONTAINER + "mounts": mounts})
 
 
 def _srun(value: object) -> Translation:
@@ -194,6 +177,21 @@ def _command(value: object) -> Translation:
     return unsupported("a custom command for each rank")
 
 
+_OF_A_SPEC: dict[str, Entry] = {
+    "gpu": redundant("GPUs of ranks and engines are derived from the backends"),
+    "port_count": redundant("free ports are chosen when a process starts"),
+    "task_type": redundant("all processes run in one job"),
+    "ray_placement_strategy": redundant("Ray placement groups are derived from trainer.placement"),
+    "cpu": lambda value: Translation(cluster={"slurm.cpus_per_gpu": value}),
+    "mem": lambda value: Translation(cluster={"slurm.memory_per_gpu": f"{value}GiB"}),
+    **{name: partial(_option, f"--{name}") for name in ("nodelist", "exclude", "exclusive", "reservation")},
+    "cmd": _command,
+    "srun_additional_args": _srun,
+    "additional_bash_cmds": _prologue,
+}
+"""Settings of `scheduling_spec` that do not depend on others."""
+
+
 def _names(name: str, value: object, values: Values) -> Translation:
     """Convert the place where services publish their addresses: the variable SKYRL_NAMES, which runs do not need."""
     kind = str(values.get("cluster.name_resolve.type", "nfs"))
@@ -203,9 +201,8 @@ def _names(name: str, value: object, values: Values) -> Translation:
         return redundant(f"set by cluster.name_resolve.{setting}" if is_placed else _FOUND_THROUGH_RAY)
     if name != setting or not value:
         return redundant(_FOUND_THROUGH_RAY if kind == "ray" else f"no effect: names are stored in {kind}")
-    return Translation(
-        cluster={_VARIABLE + "SKYRL_NAMES": f"{store}{value}"}, note="used by services: see docs/services.md"
-    )
+    names = {_VARIABLE + "SKYRL_NAMES": f"{store}{value}"}
+    return Translation(cluster=names, note="used by services: see docs/services.md")
 
 
 def _service(name: str, value: object) -> Translation | None:
@@ -215,15 +212,11 @@ def _service(name: str, value: object) -> Translation | None:
     table = "environment.skyrl_gym."
     if name == "functioncall_service_domain":
         address = str(value) if "://" in str(value) else f"http://{value}"
-        url = f"{address.rstrip('/')}/run"
-        return Translation(
-            writes={table + "code_url": url}, note="skyrl serve-code provides this service: see docs/services.md"
-        )
+        note = "skyrl serve-code provides this service: see docs/services.md"
+        return Translation(writes={table + "code_url": f"{address.rstrip('/')}/run"}, note=note)
     if name == "reward_model_service_url":
-        return Translation(
-            writes={table + "reward_model.url": value},
-            note="skyrl serve-reward provides this service: see docs/services.md",
-        )
+        note = "skyrl serve-reward provides this service: see docs/services.md"
+        return Translation(writes={table + "reward_model.url": value}, note=note)
     if name == "reward_model_path":
         return Translation(writes={table + "reward_model.path": value})
     if name == "deploy_mode":
@@ -251,19 +244,14 @@ def tracker(key: str, value: object, values: Values, ours: str) -> Translation |
     service, _, name = key.removeprefix(prefix).partition(".")
     if service not in ("wandb", "swanlab", "tensorboard") or not name:
         return None
-    services = _enabled_services(prefix, values)
+    modes = {service: values.get(f"{prefix}{service}.mode") for service in _ONLINE}
+    services = [other for other, mode in modes.items() if mode in (_OFFLINE, *_ONLINE[other], *_KEEPING[other])]
+    services += ["tensorboard"] * bool(values.get(f"{prefix}tensorboard.path"))
     if (service, name) in (("wandb", "mode"), ("swanlab", "mode"), ("tensorboard", "path")):
         return _choice(service, value, services, ours)
     if service not in services:
         return redundant(f"{service} is off")
     return _tracker_setting(service, name, value, values, ours)
-
-
-def _enabled_services(prefix: str, values: Values) -> list[str]:
-    """The services that the file turns on."""
-    modes = {service: values.get(f"{prefix}{service}.mode") for service in _ONLINE}
-    services = [service for service, mode in modes.items() if mode in (_OFFLINE, *_ONLINE[service], *_KEEPING[service])]
-    return services + ["tensorboard"] * bool(values.get(f"{prefix}tensorboard.path"))
 
 
 def _choice(service: str, value: object, services: list[str], ours: str) -> Translation:
@@ -286,9 +274,12 @@ def _tracker_setting(service: str, name: str, value: object, values: Values, our
     """Convert a setting of a service that is turned on."""
     if value in (None, "", [], {}):
         return redundant("not set")
-    if name in _TRACKER_NAMES:
+    if name in _TRACKER_NAMES:  # here one name is for all services
         source, path = _TRACKER_NAMES[name]
-        return _tracker_name(value, values.get(source), f"{ours}{path}")
+        of_all = values.get(source)
+        if of_all in (None, "", value):
+            return Translation(writes={ours + path: value})
+        return unsupported(f"a separate name for one tracker; {ours}{path} = {of_all!r} applies to all")
     if name in ("wandb_api_key", "api_key"):
         return refused(f"configurations store no API keys: set the environment variable {service.upper()}_API_KEY")
     if name == "id_suffix":
@@ -297,13 +288,6 @@ def _tracker_setting(service: str, name: str, value: object, values: Values, our
     if setting is None:
         return unsupported("tracker settings beyond those in docs/tracking.md")
     return Translation(writes={f"{ours}trackers.{setting}": value})
-
-
-def _tracker_name(value: object, of_all: object, path: str) -> Translation:
-    """Convert a name that AReaL has for one service; here one name is for all services."""
-    if of_all in (None, "", value):
-        return Translation(writes={path: value})
-    return unsupported(f"a separate name for one tracker; {path} = {of_all!r} applies to all")
 
 
 _TRACKER_NAMES = {"project": ("experiment_name", "project_name"), "name": ("trial_name", "run_name")}

@@ -10,7 +10,6 @@ The teacher of on-policy distillation is `trainer.teacher` here, its weights are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from skyrl.interop.areal.defaults import age, has_critic
@@ -187,12 +186,6 @@ def teacher(key: str, value: object, values: Values) -> Translation:
     return unsupported(
         f"the teacher's {name}: set what it stands for in trainer.teacher and trainer.placement.teacher_*"
     )
-
-
-def weight_of_teacher(values: Values) -> Iterator[tuple[str, str, Any]]:
-    """The weight of a teacher in a file that does not name it."""
-    if values.get(_PATH) and "teacher.distill_loss_weight" not in values:
-        yield "teacher", ALGORITHM + "distillation.coef", 0.005  # AReaL's default
 
 
 def _teacher_weight(value: object, values: Values) -> Translation:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from skyrl.interop.areal.defaults import age
@@ -66,37 +66,31 @@ def intervals(paths: Mapping[str, str]) -> dict[str, Dependent]:
     """Entries of `steps`, `epochs` and `secs` after prefixes such as `saver.freq_`, each with our path. They become one
     setting, in which each triggers independently, as in AReaL.
     """
+    return {prefix + unit: partial(_interval, prefix, path) for prefix, path in paths.items() for unit in _UNITS}
 
-    def converts(prefix: str, path: str) -> Dependent:
-        def become(key: str, value: Any, values: Values) -> Translation:
-            numbers = {unit: values[prefix + unit] for unit in _UNITS if values.get(prefix + unit) is not None}
-            if value is None and numbers:
-                return redundant("not set")
-            parts = [_UNITS[unit](number) for unit, number in numbers.items()]
-            return Translation(writes={path: -1 if not parts else parts[0] if len(parts) == 1 else parts})
 
-        return become
-
-    return {prefix + unit: converts(prefix, path) for prefix, path in paths.items() for unit in _UNITS}
+def _interval(prefix: str, path: str, key: str, value: object, values: Values) -> Translation:
+    numbers = {unit: values[prefix + unit] for unit in _UNITS if values.get(prefix + unit) is not None}
+    if value is None and numbers:
+        return redundant("not set")
+    parts = [_UNITS[unit](number) for unit, number in numbers.items()]
+    return Translation(writes={path: -1 if not parts else parts[0] if len(parts) == 1 else parts})
 
 
 def copies(originals: Mapping[str, str], defaults: Values) -> dict[str, Dependent]:
     """Entries of settings that must equal another one, because there is a single field for both here. `defaults` are
     those of originals that a file may leave out.
     """
+    return {key: partial(_copy, original, defaults) for key, original in originals.items()}
 
-    def converts(original: str) -> Dependent:
-        def become(key: str, value: Any, values: Values) -> Translation | None:
-            known = {**defaults, **values}
-            if original not in known or value in (None, ""):
-                return None
-            if value == known[original]:
-                return redundant(f"same as {original}; both are one setting here")
-            return refused(f"differs from {original} = {known[original]!r}, but both are one setting here")
 
-        return become
-
-    return {key: converts(original) for key, original in originals.items()}
+def _copy(original: str, defaults: Values, key: str, value: object, values: Values) -> Translation | None:
+    known = {**defaults, **values}
+    if original not in known or value in (None, ""):
+        return None
+    if value == known[original]:
+        return redundant(f"same as {original}; both are one setting here")
+    return refused(f"differs from {original} = {known[original]!r}, but both are one setting here")
 
 
 def follows(original: str) -> Dependent:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from attrs import evolve
@@ -28,7 +29,6 @@ from skyrl.interop.areal.learner_keys import LEARNER_KEYS, ONE_LIMIT, computed_i
 from skyrl.interop.areal.machines import machines, tracker
 from skyrl.interop.areal.same_settings import copies, follows, intervals, version_notice, why_unknown
 from skyrl.interop.areal.switches import SUPERVISED_SWITCHES
-from skyrl.interop.dropout import dropout
 from skyrl.interop.report import Conversion
 from skyrl.interop.systems import System, convert_settings
 from skyrl.interop.translation import (
@@ -36,8 +36,10 @@ from skyrl.interop.translation import (
     Entry,
     Translation,
     Values,
+    dropout,
     entry_of_one_model,
     fixed,
+    idle,
     independent,
     maps_to,
     missing,
@@ -53,15 +55,8 @@ from skyrl.planning.allocation import LEARNERS, AllocationError, read_part
 _TYPE = "train_dataset.type"
 _SPLITS = {"train_dataset.path": ("train_datasets", "train"), "valid_dataset.path": ("eval_datasets", "test")}
 _OF_EVERY_KIND = (
-    "*.",
-    "post_exit_hook",
-    "*_dataset.",
-    "perf_tracer",
-    "memory_profiler",
-    "enable_offload",
-    "saver.",
-    "recover.",
-)
+    "*.", "post_exit_hook", "*_dataset.", "perf_tracer", "memory_profiler", "enable_offload", "saver.", "recover.",
+)  # fmt: skip
 _NO_MEGATRON = "supervised runs with Megatron"
 
 
@@ -155,11 +150,6 @@ def _nodes(key: str, value: object, values: Values) -> Translation:
     return Translation(writes=writes, cluster={f"slurm.{name}": value})
 
 
-def _evaluation(key: str, value: object, values: Values) -> Translation | None:
-    has_rows = values.get("valid_dataset.path") is not None
-    return None if has_rows else redundant("no effect: there is no valid_dataset")
-
-
 def _unselected_backend(key: str, value: object, values: Values) -> Translation | None:
     return in_other_backend(
         f"actor.{key.removeprefix('model.')}", value, {"actor.backend": values.get("model.backend")}
@@ -242,10 +232,12 @@ _DEPENDENT: dict[str, Dependent] = {
     "cluster.n_nodes": _nodes,
     "cluster.n_gpus_per_node": _nodes,
     **dict.fromkeys(_SPLITS, _source),
-    "cluster.fileroot": checkpoints("ckpt_path"),
-    "model.disable_dropout": dropout("use_dropout", "model.path"),
-    "evaluator.freq_*": _evaluation,
-    "evaluator.eval_before_train": _evaluation,
+    "cluster.fileroot": partial(checkpoints, "ckpt_path"),
+    "model.disable_dropout": partial(dropout, "use_dropout", "model.path"),
+    **dict.fromkeys(
+        ("evaluator.freq_*", "evaluator.eval_before_train"),
+        idle(lambda values: values.get("valid_dataset.path") is None, "no effect: there is no valid_dataset"),
+    ),
     **{f"*.{name}": loss_scaling for name in LOSS_SCALING},
     "*.warmup_steps_proportion": warmup_share,
     "*.scheduling_strategy.*": independent(redundant("the run has only one model, with its own GPUs")),
@@ -315,7 +307,7 @@ KEYS: dict[str, Entry] = {
     "valid_dataset": missing("a value for a whole table; set its fields instead"),
     # keeping and watching
     "evaluator.eval_before_train": "eval_before_train",
-    "recover.mode": recovery("recover_mode"),
+    "recover.mode": partial(recovery, "recover_mode"),
     "recover.retries": "recover_retries",
     "stats_logger.trackio.*": missing("the Trackio tracker", "disabled"),
     # machines

@@ -489,8 +489,7 @@ class _Shell:
     # -- Functions, assignments
 
     def _function(self, node: Node) -> Status:
-        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
-        if name is not None and body is not None:
+        if (name := node.child_by_field_name("name")) and (body := node.child_by_field_name("body")):
             self.functions[_source(name)] = body
         return 0
 
@@ -904,7 +903,8 @@ def _ends_line(assignment: Node) -> bool:
 
 def _adjacent(assignment: Node) -> list[Node]:
     """The parts that follow an assignment without a space."""
-    parts, node = [], assignment
+    parts: list[Node] = []
+    node = assignment
     while (following := node.next_sibling) and following.is_named and following.start_byte == node.end_byte:
         parts.append(node := following)
     return parts

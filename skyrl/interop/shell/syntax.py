@@ -93,7 +93,7 @@ _NAMED = {"alnum": "A-Za-z0-9", "alpha": "A-Za-z", "digit": "0-9", "lower": "a-z
 _MOST = 10_000
 
 
-def regular(pattern: str, *, greedy: bool = True) -> str:
+def regular(pattern: str) -> str:
     """The regular expression of a pattern in which quoted characters are escaped. Raises ValueError for extended ones
     such as `@(a|b)`.
     """
@@ -108,7 +108,7 @@ def regular(pattern: str, *, greedy: bool = True) -> str:
             position += 1
             parts.append(re.escape(pattern[position : position + 1] or "\\"))
         elif letter == "*":
-            parts.append(".*" if greedy else ".*?")
+            parts.append(".*")
         elif letter == "?":
             parts.append(".")
         elif group:

@@ -95,7 +95,7 @@ class Variables:
             raise TooLong(f"the value of {name}")
         self.values[name] = array
 
-    def set_item(self, name: str, key: str, value: str, *, adds: bool = False) -> None:
+    def set_item(self, name: str, key: str, value: str, *, adds: bool) -> None:
         """Set one item of an array."""
         array = self.values.get(name)
         if not isinstance(array, dict):

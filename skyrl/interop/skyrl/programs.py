@@ -13,6 +13,7 @@ again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from attrs import field, frozen
 
@@ -68,7 +69,7 @@ def _replaced(reason: str) -> Convert:
     return lambda value, values: redundant(reason)
 
 
-def _harbor_implies(values: Values, more: Mapping[str, object] | None = None) -> dict[str, object]:
+def _harbor_implies(values: Values, more: Mapping[str, object]) -> dict[str, object]:
     """Paths and values that the programs set themselves. `more` is added to their `default.yaml`."""
     longest = _longest(values)
     return {
@@ -83,7 +84,7 @@ def _harbor_implies(values: Values, more: Mapping[str, object] | None = None) ->
         "generator.sampling_params.max_tokens": longest,
         "generator.eval_sampling_params.max_tokens": longest,
         "generator.eval_sampling_params.temperature": values.get(_TRIALS + "agent.kwargs.temperature", 1.0),
-        **{_KWARGS + name: value for name, value in (_OFTEN_READ | dict(more or {})).items()},
+        **{_KWARGS + name: value for name, value in {**_OFTEN_READ, **more}.items()},
     }
 
 
@@ -103,15 +104,11 @@ def _configuration(value: object, values: Values) -> Translation:
     return refused(f"the settings are in another file, {value}.yaml: set them one by one")
 
 
-def _limit(path: str) -> Convert:
+def _limit(path: str, value: object, values: Values) -> Translation:
     """Outcome of a limit, which has an effect only if limits are enabled."""
-
-    def become(value: object, values: Values) -> Translation:
-        if values.get(_LIMITS + "enabled") is not True:
-            return redundant("generator.rate_limit.enabled is off")
-        return Translation(writes={path: value}) if value is not None else redundant("not set: there is no limit")
-
-    return become
+    if values.get(_LIMITS + "enabled") is not True:
+        return redundant("generator.rate_limit.enabled is off")
+    return Translation(writes={path: value}) if value is not None else redundant("not set: there is no limit")
 
 
 def _template(value: object, values: Values) -> Translation:
@@ -123,8 +120,8 @@ def _template(value: object, values: Values) -> Translation:
 _HARBOR_SETTINGS: Mapping[str, Convert] = {
     "harbor_trial_config": _configuration,
     _LIMITS + "enabled": _replaced("each limit has its own setting"),
-    _LIMITS + "trajectories_per_second": _limit(_AGENT + "max_starts_per_second"),
-    _LIMITS + "max_concurrency": _limit(_AGENT + "max_concurrent"),
+    _LIMITS + "trajectories_per_second": partial(_limit, _AGENT + "max_starts_per_second"),
+    _LIMITS + "max_concurrency": partial(_limit, _AGENT + "max_concurrent"),
     **dict.fromkeys(("generator.step_wise_trajectories", "generator.merge_stepwise_output"), _replaced(_ROWS)),
     "hydra.searchpath": _replaced("only tells Hydra where to find the program's default.yaml"),
     **{f"{table}.engine_init_kwargs.chat_template": _template for table in _ENGINES},

@@ -19,7 +19,7 @@ from skyrl.interop.report import Conversion, Line
 from skyrl.interop.skyrl.defaults import defaults_of_classes, other_defaults, version_notice
 from skyrl.interop.skyrl.programs import KNOWN, settings_of
 from skyrl.interop.skyrl.settings import convert_one
-from skyrl.interop.skyrl.sft import convert_settings, convert_sft, is_sft
+from skyrl.interop.skyrl.sft import convert_settings, is_sft
 from skyrl.interop.values import References, flat_file, is_script, without_references, yaml_value
 from skyrl.interop.writing import Writing, apply
 from skyrl.tree.files import read_text
@@ -47,7 +47,7 @@ def convert_skyrl(name: str, *, number: int | None = None) -> Conversion:
         return launch.finished(convert_overrides(overrides, name, program=launch.program))
     values, _ = without_references(flat_file(name))
     if is_sft(values):
-        return convert_sft(values, name)
+        return convert_settings([*values.items()], name)
     writing = Writing(name)
     for key, value in values.items():
         convert_one(writing, key, value, values)

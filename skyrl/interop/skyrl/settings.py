@@ -56,51 +56,45 @@ def switches(policy: str, strategy: str) -> tuple[Switch, ...]:
     """Features that exist here too, with the newer settings that only they read. `policy` begins the names of the
     policy's settings; `strategy` is SkyRL's default.
     """
+    lora = f"{policy}megatron_config.lora_config."
     return (
+        Switch(f"{policy}{_PROFILER}enable", (f"{policy}{_PROFILER}*",), "backends/skyrl_train/utils/profiler.py:21"),
         Switch(
-            key=policy + _PROFILER + "enable",
-            settings=(policy + _PROFILER + "*",),
-            source="backends/skyrl_train/utils/profiler.py:21",
-        ),
-        Switch(
-            key="trainer.strategy" if policy else "strategy",
-            settings=_OF_MEGATRON if policy else ("megatron_config.*",),
+            "trainer.strategy" if policy else "strategy",
+            _OF_MEGATRON if policy else ("megatron_config.*",),
+            "train/config/sft_config.py:651; backends/skyrl_train/workers/fsdp reads none of them",
             default=strategy,
             is_off=lambda value: not has_own_modules(value),
-            source="train/config/sft_config.py:651; backends/skyrl_train/workers/fsdp reads none of them",
         ),
         *(
             Switch(
-                key=f"{model}megatron_config.moe_router_load_balancing_type",
-                settings=(f"{model}megatron_config.moe_aux_loss_coeff",),
+                f"{model}megatron_config.moe_router_load_balancing_type",
+                (f"{model}megatron_config.moe_aux_loss_coeff",),
+                "train/config/config.py:510",
                 default="none",
                 is_off=lambda value: value in (None, "none"),
-                source="train/config/config.py:510",
             )
             for model in ((policy, "trainer.ref.") if policy else ("",))
         ),
         *(
             Switch(
-                key=f"{model}model.lora.rank",
-                settings=(f"{model}model.lora.max_loras", f"{model}model.lora.max_cpu_loras"),
+                f"{model}model.lora.rank",
+                (f"{model}model.lora.max_loras", f"{model}model.lora.max_cpu_loras"),
+                "backends/skyrl_train/inference_servers/utils.py:250",
                 default=0,
-                source="backends/skyrl_train/inference_servers/utils.py:250",
             )
             for model in ((policy, "trainer.ref.", "trainer.critic.") if policy else ("",))
         ),
         Switch(
-            key=policy + "model.lora.rank",
-            settings=tuple(
-                f"{policy}megatron_config.lora_config.{name}"
-                for name in ("experts_shared_outer_loras", "normalize_moe_lora")
-            ),
+            f"{policy}model.lora.rank",
+            (f"{lora}experts_shared_outer_loras", f"{lora}normalize_moe_lora"),
+            "backends/skyrl_train/workers/megatron/megatron_worker.py:536 and 889",
             default=0,
-            source="backends/skyrl_train/workers/megatron/megatron_worker.py:536 and 889",
         ),
         Switch(
-            key="trainer.fully_async.enabled",
-            settings=("trainer.fully_async.sample_full_batch", "trainer.fully_async.simulate_*"),
-            source="train/fully_async_trainer.py:340",
+            "trainer.fully_async.enabled",
+            ("trainer.fully_async.sample_full_batch", "trainer.fully_async.simulate_*"),
+            "train/fully_async_trainer.py:340",
         ),
     )
 
@@ -180,9 +174,8 @@ _EMPTY = "the script gives no value: one of its variables is empty"
 _NAMES = ("run_name", "project_name", "ckpt_path", "export_path")
 """Suffixes of settings for names and folders, where empty text means that there is none."""
 
-_OVERLONG = "trainer.algorithm.reward_shaping.overlong."
 _EXAMPLES = {
-    f"trainer.algorithm.{prefix}{name}": _OVERLONG + ours
+    f"trainer.algorithm.{prefix}{name}": "trainer.algorithm.reward_shaping.overlong." + ours
     for prefix in ("overlong_buffer.", "overlong_buffer_")
     for name, ours in (("len", "buffer_len"), ("penalty_factor", "penalty_factor"))
 }

@@ -99,11 +99,6 @@ def is_sft(keys: Iterable[str]) -> bool:
     return bool(tops & {*SFT_ROOTS}) and not tops & {*_OF_RL}
 
 
-def convert_sft(values: Mapping[str, Any], where: str) -> Conversion:
-    """Convert the settings of a file, after resolving references between them."""
-    return convert_settings(list(values.items()), where)
-
-
 def convert_settings(settings: Sequence[tuple[str, Any] | Line], where: str) -> Conversion:
     """Convert settings in order, where the last value of a key wins; `Line` items were already refused."""
     writing = Writing(where, SFTConfig)

@@ -7,9 +7,9 @@ TRL counts batches and intervals in samples and optimizer steps, we in prompts a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
-from skyrl.interop.dropout import dropout
 from skyrl.interop.translation import (
     ALGORITHM,
     ENGINE,
@@ -19,6 +19,7 @@ from skyrl.interop.translation import (
     UnexpectedValue,
     Values,
     count,
+    dropout,
     is_off,
     number,
     real,
@@ -215,53 +216,44 @@ def _batch(key: str, value: object, values: Values) -> Translation:
     return redundant("trainer.train_batch_size and trainer.policy_mini_batch_size are derived from it")
 
 
-def _steps(path: str) -> Dependent:
-    """Conversion of a number of optimizer steps to training steps, each of which may have several optimizer steps."""
-
-    def become(key: str, value: object, values: Values) -> Translation:
-        if is_off(value) or value == -1:
-            return redundant("no effect at this value")
-        if not are_known(values):
-            return refused(_COMPUTED)
-        updates, steps = updates_per_batch(values), real(value)
-        if not float(steps).is_integer():
-            return unsupported("a fraction of all steps")
-        note = f"in training steps of {updates} optimizer steps" if updates > 1 else ""
-        return Translation(writes={path: -(-int(steps) // updates)}, note=note)
-
-    return become
+def _steps(path: str, key: str, value: object, values: Values) -> Translation:
+    """Convert a number of optimizer steps to training steps, each of which may have several optimizer steps."""
+    if is_off(value) or value == -1:
+        return redundant("no effect at this value")
+    if not are_known(values):
+        return refused(_COMPUTED)
+    updates, steps = updates_per_batch(values), real(value)
+    if not float(steps).is_integer():
+        return unsupported("a fraction of all steps")
+    note = f"in training steps of {updates} optimizer steps" if updates > 1 else ""
+    return Translation(writes={path: -(-int(steps) // updates)}, note=note)
 
 
-def _strategy(path: str, steps: str) -> Dependent:
-    def become(key: str, value: object, values: Values) -> Translation:
-        match value:
-            case "no" | False:
-                return Translation(writes={path: -1})
-            case "epoch":
-                return Translation(writes={path: "1 epoch"})
-            case "steps":
-                return redundant(f"set by {steps}")
-        return unsupported(f"strategy {value!r}")
-
-    return become
+def _strategy(path: str, steps: str, key: str, value: object, values: Values) -> Translation:
+    match value:
+        case "no" | False:
+            return Translation(writes={path: -1})
+        case "epoch":
+            return Translation(writes={path: "1 epoch"})
+        case "steps":
+            return redundant(f"set by {steps}")
+    return unsupported(f"strategy {value!r}")
 
 
-def _steps_only(switch: str, value_there: str, become: Dependent) -> Dependent:
-    """Conversion of a number of steps that has an effect only under the strategy `steps`."""
-    return lambda key, value, values: (
-        become(key, value, values)
-        if values.get(switch, value_there) == "steps"
-        else redundant(f"{switch} is not steps")
-    )
+def _steps_only(switch: str, value_there: str, path: str, key: str, value: object, values: Values) -> Translation:
+    """Convert a number of steps that has an effect only under the strategy `steps`."""
+    if values.get(switch, value_there) != "steps":
+        return redundant(f"{switch} is not steps")
+    return _steps(path, key, value, values)
 
 
 BATCHES: dict[str, Dependent] = {
     **dict.fromkeys(_SIZES, _batch),
-    "max_steps": _steps("trainer.max_training_steps"),
-    "save_strategy": _strategy("trainer.ckpt_interval", "save_steps"),
-    "eval_strategy": _strategy("trainer.eval_interval", "eval_steps"),
-    "save_steps": _steps_only("save_strategy", "steps", _steps("trainer.ckpt_interval")),
-    "eval_steps": _steps_only("eval_strategy", "no", _steps("trainer.eval_interval")),
+    "max_steps": partial(_steps, "trainer.max_training_steps"),
+    "save_strategy": partial(_strategy, "trainer.ckpt_interval", "save_steps"),
+    "eval_strategy": partial(_strategy, "trainer.eval_interval", "eval_steps"),
+    "save_steps": partial(_steps_only, "save_strategy", "steps", "trainer.ckpt_interval"),
+    "eval_steps": partial(_steps_only, "eval_strategy", "no", "trainer.eval_interval"),
 }
 
 
@@ -402,7 +394,7 @@ def _precision(key: str, value: object, values: Values) -> Translation:
 DEPENDENT: dict[str, Dependent] = {
     **BATCHES,
     **_OBJECTIVE,
-    "disable_dropout": dropout("trainer.policy.use_dropout", "model_name_or_path"),
+    "disable_dropout": partial(dropout, "trainer.policy.use_dropout", "model_name_or_path"),
     "use_vllm": lambda key, value, values: Translation(writes={ENGINE + "backend": "vllm" if value else "torch"}),
     "bf16": _precision,
     "warmup_steps": _warm_up,

@@ -27,15 +27,11 @@ from skyrl.interop.translation import (
     when_on,
 )
 
-_LOGS = "every step is logged, and its samples are saved in the run folder"
 _HUB = "exports go to trainer.export_path; upload them with the Hugging Face CLI"
-_LOADING = "rows are read and split into prompts once, before training"
-_SHARDED = "models are sharded across ranks by trainer.strategy"
 _KERNELS = "affects speed, not results; learners choose their own kernels"
 _CACHES = "engines choose their own cache"
 _PEFT = "adapters are plain LoRA"
 _LORA = "trainer.policy.model.lora."
-_OLD = "read by no trainer of TRL, or only by older versions for other hardware"
 _OF_EXPERTS = (
     "acts only on a mixture of experts, with the coefficient of its own: then set trainer.policy.router_aux_loss_coef"
 )
@@ -52,11 +48,9 @@ def _whole_number(value: object) -> Any:
 
 def _scheduler(value: object) -> Translation:
     name = str(value).removeprefix("SchedulerType.").lower()
-    return (
-        Translation(writes={OPTIMIZER + "scheduler": name})
-        if name in _SCHEDULES
-        else unsupported(f"schedule {value!r}")
-    )
+    if name not in _SCHEDULES:
+        return unsupported(f"schedule {value!r}")
+    return Translation(writes={OPTIMIZER + "scheduler": name})
 
 
 def _schedule_settings(value: object) -> Translation:
@@ -231,20 +225,6 @@ _OPTIMIZATION: dict[str, Entry] = {
         ("per_gpu_train_batch_size", "per_gpu_eval_batch_size"),
         missing("an older name of a batch size; write per_device_train_batch_size"),
     ),
-    **dict.fromkeys(
-        (
-            "tpu_*",
-            "fp16_backend",
-            "fp16_opt_level",
-            "half_precision_backend",
-            "mp_parameters",
-            "past_index",
-            "ray_scope",
-            "use_legacy_prediction_loop",
-            "save_safetensors",
-        ),
-        redundant(_OLD),
-    ),
     "use_liger_loss": redundant(_KERNELS),
 }
 
@@ -286,7 +266,7 @@ _RUN: dict[str, Entry] = {
         "log_level_replica", "disable_tqdm", "include_num_input_tokens_seen", "include_for_metrics", "debug",
         "skip_memory_metrics", "batch_eval_metrics", "trackio_*", "wandb_log_unique_prompts",
         "include_inputs_for_metrics", "include_tokens_per_second",
-    ), redundant(_LOGS)),
+    ), redundant("every step is logged, and its samples are saved in the run folder")),
     **dict.fromkeys(
         ("push_to_hub", "push_to_hub_*", "hub_*", "log_completions_hub_repo", "overwrite_hub_revision"), redundant(_HUB)
     ),
@@ -294,11 +274,15 @@ _RUN: dict[str, Entry] = {
         "dataloader_*", "remove_unused_columns", "label_names", "length_column_name", "dataset_streaming",
         "ignore_bias_buffers", "dataset_num_proc", "train_sampling_strategy", "accelerator_config", "streaming",
         "group_by_length",
-    ), redundant(_LOADING)),
+    ), redundant("rows are read and split into prompts once, before training")),
+    **dict.fromkeys((
+        "tpu_*", "fp16_backend", "fp16_opt_level", "half_precision_backend", "mp_parameters", "past_index", "ray_scope",
+        "use_legacy_prediction_loop", "save_safetensors",
+    ), redundant("read by no trainer of TRL, or only by older versions for other hardware")),
     **dict.fromkeys((
         "ddp_*", "fsdp", "fsdp_*", "deepspeed", "accelerate_config", "config_file", "local_rank",
         "save_on_each_node",
-    ), redundant(_SHARDED)),
+    ), redundant("models are sharded across ranks by trainer.strategy")),
     "restore_callback_states_from_checkpoint": redundant("there are no callbacks of transformers, so none has a state"),
     **dict.fromkeys((
         "per_device_eval_batch_size", "eval_accumulation_steps", "eval_do_concat_batches", "eval_use_gather_object",

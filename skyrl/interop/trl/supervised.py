@@ -13,10 +13,10 @@ Lines are those of TRL 1.16.0.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from skyrl.config.settings.preference_root import PREFERENCE_LOSSES
-from skyrl.interop.dropout import dropout
 from skyrl.interop.translation import (
     ALGORITHM,
     SAMPLING,
@@ -25,6 +25,7 @@ from skyrl.interop.translation import (
     Translation,
     Values,
     dependent_of_one_model,
+    dropout,
     entry_of_one_model,
     fixed,
     is_off,
@@ -103,7 +104,7 @@ SUPERVISED: dict[str, Dependent] = {
     },
     "per_device_train_batch_size": _batch,
     "gradient_accumulation_steps": _batch,
-    "disable_dropout": dropout("use_dropout", "model_name_or_path"),
+    "disable_dropout": partial(dropout, "use_dropout", "model_name_or_path"),
     "train_sampling_strategy": _order,
     "group_by_length": lambda key, value, values: (
         redundant("off") if is_off(value) else unsupported("batches of rows of similar length")

@@ -10,6 +10,7 @@ s + max_off_policy_threshold - 1 (trainer/ppo/v1/replay_buffer.py:602). `fully_a
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil, prod
 from typing import Any
 
@@ -19,6 +20,7 @@ from skyrl.interop.translation import (
     Translation,
     Values,
     count,
+    idle,
     independent,
     is_off,
     real,
@@ -186,22 +188,13 @@ def _switching(key: str, value: object, values: Values) -> Translation:
     return unsupported("GPUs that change between learners and engines during a run")
 
 
-def _batch_size(key: str, value: object, values: Values) -> Translation | None:
-    if mode_of(values) != "fully_async":
+def _interval(ours: str, key: str, value: object, values: Values) -> Translation | None:
+    if "rollout." + key.removeprefix("trainer.") in values:
+        return redundant("verl 0.7 reads that of the table rollout")
+    steps = steps_of_a_sync(values) if ours else 1
+    if steps == 1 or not isinstance(value, int) or value <= 0:
         return None
-    return redundant("set by ppo_mini_batch_size and async_training.require_batches")
-
-
-def _interval(ours: str) -> Dependent:
-    def become(key: str, value: object, values: Values) -> Translation | None:
-        if "rollout." + key.removeprefix("trainer.") in values:
-            return redundant("verl 0.7 reads that of the table rollout")
-        steps = steps_of_a_sync(values) if ours else 1
-        if steps == 1 or not isinstance(value, int) or value <= 0:
-            return None
-        return Translation(writes={ours: value * steps}, note="verl counts transfers of weights")
-
-    return become
+    return Translation(writes={ours: value * steps}, note="verl counts transfers of weights")
 
 
 def _convert_engine_ratio(key: str, value: object, values: Values) -> Translation:
@@ -217,35 +210,29 @@ def is_bypassed(values: Values) -> bool:
     return bool(of_engine) and not values.get(_PROXIMAL)
 
 
-def _hybrid(key: str, value: object, values: Values) -> Translation | None:
-    if not engine_gpus(values):
-        return None
-    return redundant("engines have GPUs of their own; the learners' engines of verl only serve evaluation")
-
-
-def _memory(key: str, value: object, values: Values) -> Translation | None:
-    own = values.get(ROLLOUT + "standalone_gpu_memory_utilization")
-    return redundant("no effect: standalone_gpu_memory_utilization is set") if own is not None else None
-
-
 ASYNCHRONOUS: dict[str, Dependent] = {
-    "trainer.v1.*": lambda key, value, values: (
-        redundant("no effect: the program is not verl's v1")
-        if mode_of(values) in ("fully_async", "one_step_off")
-        else None
+    "trainer.v1.*": idle(
+        lambda values: mode_of(values) in ("fully_async", "one_step_off"), "no effect: the program is not verl's v1"
     ),
     "trainer.use_v1": independent(redundant("chooses between versions of one trainer")),
-    "trainer.save_freq": _interval("trainer.ckpt_interval"),
-    "trainer.test_freq": _interval("trainer.eval_interval"),
-    "trainer.total_epochs": _interval(""),
+    "trainer.save_freq": partial(_interval, "trainer.ckpt_interval"),
+    "trainer.test_freq": partial(_interval, "trainer.eval_interval"),
+    "trainer.total_epochs": partial(_interval, ""),
     "rollout.test_freq": lambda key, value, values: Translation(
         writes={"trainer.eval_interval": count(value) * steps_of_a_sync(values)},
         note="verl counts transfers of weights",
     ),
     "rollout.total_epochs": lambda key, value, values: Translation(writes={"trainer.epochs": value}),
-    "data.train_batch_size": _batch_size,
-    "actor_rollout_ref.hybrid_engine": _hybrid,
-    ROLLOUT + "gpu_memory_utilization": _memory,
+    "data.train_batch_size": idle(
+        lambda values: mode_of(values) == "fully_async", "set by ppo_mini_batch_size and async_training.require_batches"
+    ),
+    "actor_rollout_ref.hybrid_engine": idle(
+        engine_gpus, "engines have GPUs of their own; the learners' engines of verl only serve evaluation"
+    ),
+    ROLLOUT + "gpu_memory_utilization": idle(
+        lambda values: values.get(ROLLOUT + "standalone_gpu_memory_utilization") is not None,
+        "no effect: standalone_gpu_memory_utilization is set",
+    ),
     **{table + name: _engines for table in (ROLLOUT, "rollout.") for name in ("nnodes", "n_gpus_per_node")},
     "rollout.n": independent(redundant("verl reads actor_rollout_ref.rollout.n")),
     "rollout.total_rollout_steps": _rollout_steps,

@@ -62,7 +62,6 @@ _KNOWN: Mapping[str, ProgramFacts] = {
 """Suffix of a program's dotted name -> whether its runs are converted."""
 
 _LAUNCHER = PeerPrograms(name="verl", programs=_KNOWN, is_setting=lambda word: _OURS.fullmatch(word) is not None)
-_NO_VALUE = "the script gives no value: one of its variables is empty"
 _IMAGES = ("data.image_key=", "data.video_key=", "data.audio_key=")
 _SELECT = re.compile(r"\$\{oc\.select:\s*([\w.]+)\s*(?:,(.*))?\}", re.DOTALL)
 _RELATIVE = re.compile(r"\$\{(\.\w+)\}")
@@ -190,7 +189,7 @@ def _setting(override: str) -> tuple[str, Any]:
     name, _, text = override.partition("=")
     key = name.lstrip("+~")
     if not text and not key.endswith(("_name", "_dir")):
-        return key, ProgramValue("", _NO_VALUE)
+        return key, ProgramValue("", "the script gives no value: one of its variables is empty")
     return key, yaml_value(text)
 
 

@@ -21,8 +21,6 @@ _POLICY = "trainer.policy."
 _CRITIC = "trainer.critic."
 _LOADERS = "affects how verl reads files; here rows are read and split into prompts once, before training"
 _KERNELS = "affects speed, not results; learners choose their own kernels"
-_SHARED = "weights are offloaded to the host when models take turns on GPUs"
-_TRACES = "logging of verl's engines; here each engine has a log file under trainer.log_path"
 _REMOTE_CODE = "code from a model's repository is never run"
 
 
@@ -116,7 +114,7 @@ _ROLLOUT: dict[str, Entry] = {
     "enable_sleep_mode": redundant("engines sleep when models take turns on GPUs"),
     "skip_tokenizer_init": redundant("engines receive token IDs"),
     "update_weights_bucket_megabytes": redundant("weights are transferred in buckets"),
-    "disable_log_stats": redundant(_TRACES),
+    "disable_log_stats": redundant("logging of verl's engines; here each engine has a log file under trainer.log_path"),
     "cudagraph_capture_sizes": missing("CUDA graph sizes; set them in engine_init_kwargs.compilation_config"),
     "quantization": missing("quantized engines"),
     "quantization_config_file": missing("quantized engines"),
@@ -262,7 +260,7 @@ _TRAINER: dict[str, Entry] = {
 }
 
 _FSDP: dict[str, Entry] = {
-    "param_offload": redundant(_SHARED),
+    "param_offload": redundant("weights are offloaded to the host when models take turns on GPUs"),
     "model_dtype": fixed(
         "fp32", "float32", does="master weights are always float32", otherwise="other weight dtypes"
     ),

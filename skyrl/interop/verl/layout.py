@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -201,30 +202,24 @@ def _router_replay(key: str, value: object) -> Translation:
     return Translation(writes={"trainer.policy.moe_enable_routing_replay": True, returned: True})
 
 
-def _fsdp_only(name: str) -> Dependent:
-    return lambda key, value, values: (
-        redundant("no effect: the strategy is megatron")
-        if is_megatron(values)
-        else Translation(writes={_ours(key) + name: value})
-    )
+def _fsdp_only(name: str, key: str, value: object, values: Values) -> Translation:
+    if is_megatron(values):
+        return redundant("no effect: the strategy is megatron")
+    return Translation(writes={_ours(key) + name: value})
 
 
-def _dtype(name: str) -> Dependent:
+def _dtype(name: str, key: str, value: object, values: Values) -> Translation:
     """Convert a dtype of FSDP, which is written only where it differs from our default."""
     usual, reason = {
         "param_dtype": (("bf16", "bfloat16"), "set by trainer.bf16"),
         "reduce_dtype": (("fp32", "float32"), "gradients are summed in float32"),
         "buffer_dtype": (("fp32", "float32"), "buffers are float32"),
     }[name]
-
-    def become(key: str, value: object, values: Values) -> Translation | None:
-        if name == "reduce_dtype" and key.startswith(_REF):
-            return redundant("the reference model has no gradients")
-        if value is None or value in usual:
-            return redundant(reason)
-        return _fsdp_only(f"fsdp_config.mixed_precision.{name}")(key, value, values)
-
-    return become
+    if name == "reduce_dtype" and key.startswith(_REF):
+        return redundant("the reference model has no gradients")
+    if value is None or value in usual:
+        return redundant(reason)
+    return _fsdp_only(f"fsdp_config.mixed_precision.{name}", key, value, values)
 
 
 def _ours(key: str) -> str:
@@ -422,7 +417,10 @@ LAYOUT: dict[str, Dependent] = {
         f"*.{name}.*": independent(redundant(f"only read by the strategy {name}, which does not exist here"))
         for name in ("veomni", "torchtitan")
     },
-    _REF + "optim.*": independent(redundant("the reference model has no optimizer")),
+    **dict.fromkeys(
+        (_REF + "optim.*", _REF + "fsdp_config.optimizer_offload"),
+        independent(redundant("the reference model has no optimizer")),
+    ),
     "*.optim.override_optimizer_config.*": _optimizer_option,
     "*.optim.lr_decay_steps": _decay_steps,
     "*.optim.lr_decay_style": _megatron_schedule,
@@ -459,12 +457,15 @@ LAYOUT: dict[str, Dependent] = {
     "*.warmup_style": _scheduler,
     "*.grad_clip": _clipping,
     "*.clip_grad": _clipping,
-    **{f"{table}.{name}": _fsdp_only(f"fsdp_config.{ours}") for table in _FSDP for name, ours in _SHARDING.items()},
-    **{f"{table}.{name}": _dtype(ours) for table in _FSDP for name, ours in _DTYPE_NAMES.items()},
-    _REF + "fsdp_config.optimizer_offload": independent(redundant("the reference model has no optimizer")),
-    _REF + "fsdp_config.param_offload": _fsdp_only("fsdp_config.cpu_offload"),
-    "*.optimizer_offload": _fsdp_only("optimizer_config.offload_after_step"),
-    "*.ulysses_sequence_parallel_size": _fsdp_only("sequence_parallel_size"),
+    **{
+        f"{table}.{name}": partial(_fsdp_only, f"fsdp_config.{ours}")
+        for table in _FSDP
+        for name, ours in _SHARDING.items()
+    },
+    **{f"{table}.{name}": partial(_dtype, ours) for table in _FSDP for name, ours in _DTYPE_NAMES.items()},
+    _REF + "fsdp_config.param_offload": partial(_fsdp_only, "fsdp_config.cpu_offload"),
+    "*.optimizer_offload": partial(_fsdp_only, "optimizer_config.offload_after_step"),
+    "*.ulysses_sequence_parallel_size": partial(_fsdp_only, "sequence_parallel_size"),
     "global_profiler.steps": _profiled,
     "*profiler.*": independent(redundant("trainer.profile_steps profiles the listed steps")),
     _MODEL + "override_config.*": _override,

@@ -18,6 +18,8 @@ from skyrl.interop.translation import (
     Translation,
     UnexpectedValue,
     Values,
+    fixed,
+    idle,
     independent,
     is_off,
     number,
@@ -72,10 +74,12 @@ def _manager(key: str, value: object, values: Values) -> Translation:
     return unsupported(f"reward manager {value!r}")
 
 
-def _source(key: str, value: object, values: Values) -> Translation:
-    if value in (None, "register"):
-        return redundant("verl's own reward managers")
-    return unsupported("custom reward managers; set environment.env_class to a function")
+_SOURCE = fixed(
+    None,
+    "register",
+    does="verl's own reward managers",
+    otherwise="custom reward managers; set environment.env_class to a function",
+)
 
 
 def _function(key: str, value: object, values: Values) -> Translation:
@@ -127,7 +131,7 @@ def _sandbox(key: str, value: object, values: Values) -> Translation:
 def _old_manager(key: str, value: object, values: Values) -> Translation:
     if value is None or not key.endswith("_source"):
         return redundant("not set" if value is None else "set by reward_model.reward_loop_source")
-    return _source(key, value, values)
+    return _SOURCE(value)
 
 
 REWARDS: dict[str, Dependent] = {
@@ -135,8 +139,7 @@ REWARDS: dict[str, Dependent] = {
     **dict.fromkeys([f"{table}reward_kwargs*" for table in _FUNCTION], _arguments),
     **dict.fromkeys(_MANAGER, _manager),
     **dict.fromkeys([f"{table}*" for table in _OVERLONG], _overlong),
-    "reward.reward_manager.source": _source,
-    "reward_manager.source": _source,
+    **dict.fromkeys(("reward.reward_manager.source", "reward_manager.source"), independent(_SOURCE)),
     "reward_model.reward_loop_*": _old_manager,
     **dict.fromkeys(
         ("reward_model.num_workers", "reward.num_workers"),
@@ -382,9 +385,7 @@ def _metric(value: object, values: Values) -> Translation:
     return unsupported(f"filtering groups by {value!r}")
 
 
-CRITIC: dict[str, Dependent] = {
-    "critic.[!e]*": lambda key, value, values: None if has_critic(values) else redundant("no critic is trained")
-}
+CRITIC: dict[str, Dependent] = {"critic.[!e]*": idle(lambda values: not has_critic(values), "no critic is trained")}
 """Settings of a critic, without one."""
 
 OBJECTIVE: dict[str, Dependent] = {

@@ -48,7 +48,6 @@ _TABLES = {
 
 _ENGINE = f"{_POLICY}actor.fsdp_config."
 _ENGINES = ("fsdp", "fsdp2")
-_LEARNERS = "Megatron learners in supervised runs"
 _READING = "affects how verl reads files; rows are read and tokenized before the first step"
 _OLD = ("model.partial_pretrain", "data.multiturn.enable")
 _ROWS = "rows of a question and an answer in columns of other names; rename them to instruction and output"
@@ -143,7 +142,7 @@ def _implied(values: Values, gpus: tuple[int, int] | None) -> Iterator[tuple[str
 def _strategy(key: str, value: object, values: Values) -> Translation:
     if value in _ENGINES:
         return Translation(writes={"strategy": value})
-    return unsupported(_LEARNERS if has_own_modules(value) else f"strategy {value!r}")
+    return unsupported("Megatron learners in supervised runs" if has_own_modules(value) else f"strategy {value!r}")
 
 
 def _unused_engine(key: str, value: object, values: Values) -> Translation | None:
