@@ -21,7 +21,6 @@ from skyrl.interop.trl import keys as trl_keys
 from skyrl.interop.verl import keys as verl_keys
 from skyrl.interop.verl import layout as verl_layout
 from skyrl.interop.verl import objective as verl_objective
-from skyrl.interop.verl import rewards as verl_rewards
 from skyrl.tree.classes import leaf_paths
 from tests.interop.test_settings_table import HEAD, VALUES, converted, rows
 
@@ -34,7 +33,7 @@ ALONE: Mapping[str, Mapping[str, Entry]] = {
 
 TOGETHER = {
     "TRL": trl_dependent.DEPENDENT,
-    "verl": {**verl_layout.LAYOUT, **verl_objective.OBJECTIVE, **verl_rewards.REWARDS},
+    "verl": {**verl_layout.LAYOUT, **verl_objective.OBJECTIVE, **verl_objective.REWARDS},
 }
 """Settings whose conversion depends on others."""
 
