@@ -56,6 +56,7 @@ SWITCHES: tuple[Switch, ...] = (
         is_off=lambda value: value in ("no", False, None),
     ),
 )
+"""Settings that turn features on; lines are those of TRL 1.16.0 and transformers 5.19.0."""
 
 
 _RELIED_ON = (

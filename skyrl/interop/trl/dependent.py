@@ -1,7 +1,8 @@
 """TRL's settings that depend on one another: the objective (loss, clipping, divergence, corrections), batches, engines,
 data, rewards, and what RLOO does in another way than GRPO.
 
-TRL counts batches and intervals in samples and optimizer steps, we in prompts and training steps.
+TRL counts batches and intervals in samples and optimizer steps, we in prompts and training steps. Settings below a
+switch that is off (`SWITCHES` of `convert.py`) do not get here.
 """
 
 from __future__ import annotations
