@@ -66,11 +66,9 @@ def why_idle(setting: str, values: Values, switches: Iterable[Switch]) -> str:
         key = switch.key_for(setting)
         value = values.get(key, switch.default)
         if key and switch.is_off(value):
-            return (
-                f"only read with {key}, which is off"
-                if is_off(value)
-                else f"not read with {key} = {display_value(value)}"
-            )
+            if is_off(value):
+                return f"only read with {key}, which is off"
+            return f"not read with {key} = {display_value(value)}"
     return ""
 
 

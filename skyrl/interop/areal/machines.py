@@ -53,9 +53,9 @@ def machines(key: str, value: object, values: Values) -> Translation | None:
     if key.startswith("scheduler."):
         return _service(key.rpartition(".")[2], value)
     if key == "ray_temp_path":
-        return (
-            Translation(cluster={_VARIABLE + "RAY_TMPDIR": str(value)}) if value else redundant("Ray's default is used")
-        )
+        if not value:
+            return redundant("Ray's default is used")
+        return Translation(cluster={_VARIABLE + "RAY_TMPDIR": str(value)})
     if value is not None and _CORES.fullmatch(key):
         return Translation(cluster={"slurm.cpus_per_gpu": value})
     if value is not None and _MEBIBYTES.fullmatch(key):

@@ -59,7 +59,6 @@ _OF_EVERY_KIND = (
 )  # fmt: skip
 _NO_MEGATRON = "supervised runs with Megatron"
 
-
 _ROOTS = {
     "sft": (SFTConfig, "SFTConfig"),
     "rw": (RewardModelConfig, "RWConfig"),

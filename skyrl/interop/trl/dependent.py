@@ -162,7 +162,6 @@ _OBJECTIVE: dict[str, Dependent] = {
     "vllm_importance_sampling_*": _correction,
 }
 
-
 _SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size", "steps_per_generation")
 _COMPUTED = "a batch size is not a number in the file: replace it with its value"
 
@@ -256,7 +255,6 @@ BATCHES: dict[str, Dependent] = {
     "save_steps": partial(_steps_only, "save_strategy", "steps", "trainer.ckpt_interval"),
     "eval_steps": partial(_steps_only, "eval_strategy", "no", "trainer.eval_interval"),
 }
-
 
 _BUILT_IN_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 _OPEN_R1_REWARDS = {

@@ -47,8 +47,7 @@ def _batch(key: str, value: object, values: Values) -> Translation:
     if not are_known(values):
         return unsupported("a batch size that is not a number in the file")
     if key == "per_device_train_batch_size":
-        writes = {"batch_size": samples_per_update(values), "micro_train_batch_size_per_gpu": value}
-        return Translation(writes=writes)
+        return Translation(writes={"batch_size": samples_per_update(values), "micro_train_batch_size_per_gpu": value})
     return redundant("batch_size is derived from it")
 
 
@@ -297,10 +296,10 @@ _SAMPLED = (
 )
 
 
-def _teacher(path: str) -> Dependent:
-    return lambda key, value, values: (
-        unsupported("a teacher that is not named in the file") if value is None else Translation(writes={path: value})
-    )
+def _teacher(path: str, key: str, value: object, values: Values) -> Translation:
+    if value is None:
+        return unsupported("a teacher that is not named in the file")
+    return Translation(writes={path: value})
 
 
 def _teacher_arguments(value: object) -> Translation:
@@ -311,7 +310,7 @@ def _teacher_arguments(value: object) -> Translation:
 
 
 OF_DISTILLATION: dict[str, Dependent] = {
-    "teacher_model_name_or_path": _teacher("trainer.teacher.model.path"),
+    "teacher_model_name_or_path": partial(_teacher, "trainer.teacher.model.path"),
     # answers are sampled and distributions are compared at one temperature
     "temperature": lambda key, value, values: Translation(
         writes={SAMPLING + "temperature": number(value), _OURS + "temperature": number(value)}
@@ -354,7 +353,7 @@ GKD: dict[str, Entry] = {
 
 OF_GKD: dict[str, Dependent] = {
     **SUPERVISED,
-    "teacher_model_name_or_path": _teacher("distillation.teacher_path"),
+    "teacher_model_name_or_path": partial(_teacher, "distillation.teacher_path"),
 }
 """Settings of `GKDConfig` whose meaning depends on others."""
 

@@ -113,10 +113,9 @@ def _engine_option(key: str, value: object, values: Values) -> Translation:
     if name.endswith("attention_backend"):
         return redundant(f"chooses kernels of {engine}, which affect speed, not results")
     if engine == "vllm" and name == "enable_expert_parallel":
-        sizes = ("data_parallel_size", "tensor_model_parallel_size")
-        return Translation(
-            writes={ENGINE + "expert_parallel_size": prod(count(values.get(ROLLOUT + n)) for n in sizes)}
-        )
+        degrees = ("data_parallel_size", "tensor_model_parallel_size")
+        size = prod(count(values.get(ROLLOUT + degree)) for degree in degrees)
+        return Translation(writes={ENGINE + "expert_parallel_size": size})
     return Translation(writes={_VLLM + name: value}) if engine == "vllm" else unsupported(f"{engine} options")
 
 

@@ -412,7 +412,6 @@ OBJECTIVE: dict[str, Dependent] = {
     ACTOR + "kl_loss_type": _divergence,
 }
 
-
 _LOSS = "distillation.distillation_loss."
 _TEACHER = re.compile(r"distillation\.teacher_models\.([^.]+)\.(.+)")
 _OURS = ALGORITHM + "distillation."
