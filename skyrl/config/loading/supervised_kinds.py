@@ -79,6 +79,6 @@ PREFERENCE = _supervised(
     sizes=partial(_sizes, roles=(MODEL, REFERENCE)),
     roles=(MODEL, REFERENCE),
     rows="pairs",
-    reader="skyrl.data.labelled_rows:preference_rows_reader",
+    reader="skyrl.data.preference_rows:preference_rows_reader",
     experiment="skyrl.experiments.preference:PreferenceExp",
 )
