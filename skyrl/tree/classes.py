@@ -11,9 +11,12 @@ fields' types, so that `OptimizerConfig(lr="fast")` fails in Python as it does i
 
 from __future__ import annotations
 
+import ast
 import inspect
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from itertools import pairwise
 from typing import Any, Literal, TypeVar, cast, dataclass_transform
 
 import attrs
@@ -182,6 +185,35 @@ def table_paths(cls: type[Any], prefix: str = "") -> Iterator[str]:
         yield from table_paths(nested, f"{prefix}{name}.")
 
 
+def docs_of(cls: type[Any]) -> dict[str, str]:
+    """Field name -> the string literal below the field, in one line; parent classes included."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if is_config(base):
+            docs |= _class_docs(base)
+    return docs
+
+
+@cache
+def _class_docs(cls: type[Any]) -> dict[str, str]:
+    import textwrap
+
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError, SyntaxError):  # a class defined in an interactive session has no source
+        return {}
+    body = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)).body
+    return {
+        above.target.id: " ".join(below.value.value.split())
+        for above, below in pairwise(body)
+        if isinstance(above, ast.AnnAssign)
+        and isinstance(above.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+        and isinstance(below.value.value, str)
+    }
+
+
 _BY_NAME: dict[str, type[Any]] = {}
 _FIELDS: dict[type[Any], dict[str, attrs.Attribute[Any]]] = {}
 _TABLES: dict[type[Any], Mapping[str, type[Any]]] = {}
@@ -194,38 +226,26 @@ def _checked_fields(cls: type[Any], attributes: list[attrs.Attribute[Any]]) -> l
     """The fields as attrs sees them: their converters are moved to the metadata, where `fit_field` finds them, and a
     table without a default gets that of its class.
     """
-    attributes = [
-        item.evolve(default=attrs.Factory(table)) if (table := _table_without_default(cls, item)) else item
-        for item in attributes
-    ]
+    checked = []
     for attribute in attributes:
         if attribute.default is attrs.NOTHING:
-            hint = f"write {attribute.name}: {_type_name(attribute)} = <default>, such as an instance of its class"
-            raise TypeError(f"{cls.__name__}.{attribute.name} needs a default: {hint}")
+            kind: Any = _types_of(cls)[attribute.name] if isinstance(attribute.type, str) else attribute.type
+            if not is_config(kind):
+                written = attribute.type if isinstance(attribute.type, str) else getattr(kind, "__name__", "<type>")
+                hint = f"write {attribute.name}: {written} = <default>, such as an instance of its class"
+                raise TypeError(f"{cls.__name__}.{attribute.name} needs a default: {hint}")
+            attribute = attribute.evolve(default=attrs.Factory(kind))
         if left_out := _not_supported(attribute):
             raise TypeError(f"{cls.__name__}.{attribute.name}: field({left_out}=...) has no effect here; leave it out")
         if isinstance(attribute.default, _FACTORY) and attribute.default.takes_self:
             raise TypeError(f"{cls.__name__}.{attribute.name}: a default cannot depend on other fields; use a rule")
         if cast(Any, attribute).inherited and attribute.name in vars(cls):
             raise TypeError(f"{cls.__name__}.{attribute.name} needs a type: write {attribute.name}: <type> = <default>")
-    return [
-        entry.evolve(converter=None, metadata={**entry.metadata, "converter": entry.converter})
-        if entry.converter
-        else entry
-        for entry in attributes
-    ]
-
-
-def _table_without_default(cls: type[Any], attribute: attrs.Attribute[Any]) -> type[Any] | None:
-    """The class of a table that has no default, as in `trainer: MyTrainerConfig`."""
-    if attribute.default is not attrs.NOTHING:
-        return None
-    kind = _types_of(cls)[attribute.name] if isinstance(attribute.type, str) else attribute.type
-    return kind if is_config(kind) else None
-
-
-def _type_name(attribute: attrs.Attribute[Any]) -> str:
-    return attribute.type if isinstance(attribute.type, str) else getattr(attribute.type, "__name__", "<type>")
+        if attribute.converter:
+            metadata = {**attribute.metadata, "converter": attribute.converter}
+            attribute = attribute.evolve(converter=None, metadata=metadata)
+        checked.append(attribute)
+    return checked
 
 
 def _not_supported(attribute: Any) -> str:

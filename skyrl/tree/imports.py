@@ -62,7 +62,11 @@ def import_object(name: str, error: type[UserError] = UserError) -> Any:
 
 def _imported(where: str, attribute: str, error: type[UserError] = UserError) -> Any:
     try:
-        target: Any = _import_file(Path(where).expanduser()) if where.endswith(".py") else _import_module(where)
+        if where.endswith(".py"):
+            target: Any = _import_file(Path(where).expanduser())
+        else:
+            _search(Path.cwd())
+            target = importlib.import_module(where)
     except (Exception, SystemExit) as failure:  # a user's module may raise anything while it is imported
         raise error(_import_failure(where, failure)) from failure
     for item in attribute.split("."):
@@ -102,11 +106,6 @@ def import_class(name: str) -> type[Any] | None:
         message = f"{target.__qualname__} lacks the decorator @frozen: its own fields would be ignored"
         raise ConfigError([Problem(path="", message=message)])
     return target if isinstance(target, type) and known_class(class_name(target)) is target else None
-
-
-def _import_module(name: str) -> ModuleType:
-    _search(Path.cwd())
-    return importlib.import_module(name)
 
 
 def _search(*folders: Path) -> None:
@@ -179,21 +178,16 @@ def _import_failure(where: str, failure: BaseException) -> str:
         case FileNotFoundError() if where.endswith(".py") and not Path(where).expanduser().is_file():
             return f"there is no file {where} (relative paths start at the working directory)"
         case ModuleNotFoundError() if location := raised_at(failure):
+            folder = Path(where).expanduser().resolve().parent
+            beside = f"{folder} or " if where.endswith(".py") and folder != Path.cwd() else ""
             return (
                 f"{location.partition(',')[0]} imports the module {failure.name}, which is neither installed nor in "
-                f"{_folders(where)}: install it, or put it there"
+                f"{beside}the working directory: install it, or put it there"
             )
         case ModuleNotFoundError():
             return f"the module {failure.name} cannot be found; install it, or give a file: path/to/file.py:name"
         case _:
             return f"importing {where} failed: {described(failure)}"
-
-
-def _folders(where: str) -> str:
-    """The folders that are searched for what a module or file of the user imports."""
-    folder = Path(where).expanduser().resolve().parent
-    working_directory = "the working directory"
-    return f"{folder} or {working_directory}" if where.endswith(".py") and folder != Path.cwd() else working_directory
 
 
 def _taken_apart(config: object) -> tuple[Any, ...]:

@@ -214,9 +214,8 @@ def derive(
     """
     out_of_use = set(broken)
     grown, written = dict(origins), written_paths(origins)
-    complete_tables = (
-        set() if leaf_by_leaf else _given_whole(config, {step.table for step in rules if step.table}, origins)
-    )
+    tables = {step.table for step in rules if step.table}
+    complete_tables = set() if leaf_by_leaf else _given_whole(config, tables, origins)
     for step in rules:
         if step.table in complete_tables or not step.applies(config, written):
             continue
@@ -281,13 +280,12 @@ def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
     Values that depend on the machine are not among them, since the machine may change: those of a rule that reads no
     path, or that sets `asks_machine`. Neither are values that somebody wrote, as far as the tree says so.
     """
-    lasting = [
-        step
+    candidates = {
+        step.writes: step
         for step in rules
         if (step.reads or step.table) and not step.asks_machine and not is_written(config, step.writes)
-    ]
-    present = [step for step in lasting if get_at(config, step.writes) != step.unset]
-    candidates = {step.writes: step for step in present}
+        if get_at(config, step.writes) != step.unset
+    }
     while True:
         bare = config
         for path, step in candidates.items():

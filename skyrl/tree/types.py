@@ -363,8 +363,9 @@ def describe(kind: Any) -> str:
     if is_union(kind):
         return " or ".join(describe(arm) for arm in get_args(kind))
     if is_list(kind):
-        items = [item for item in get_args(kind) if item is not ...] or [Any]
-        return "a list of " + ", ".join(_plural(describe(item)) for item in items)
+        plurals = {"a number": "numbers", "a whole number": "whole numbers", "any value": "any values"}
+        items = [describe(item) for item in get_args(kind) if item is not ...] or ["any value"]
+        return "a list of " + ", ".join(plurals.get(item, item) for item in items)
     if is_mapping(kind):
         return "a table"
     if attrs.has(kind):
@@ -616,10 +617,6 @@ def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
     return fitted
 
 
-def _plural(phrase: str) -> str:
-    return {"a number": "numbers", "a whole number": "whole numbers", "any value": "any values"}.get(phrase, phrase)
-
-
 def _structure_value(value: object, kind: Any) -> Any:
     if isinstance(kind, type) and isinstance(value, kind):
         return value
@@ -629,9 +626,8 @@ def _structure_value(value: object, kind: Any) -> Any:
         first = error.problems[0]
         raise TypeMismatch(f"{first.path}: {first.message}", hint=first.hint) from None
     except Exception as error:  # noqa: BLE001  # a third-party hook may raise anything
-        raise TypeMismatch(
-            f"{display_value(value)} is not {describe(kind)} ({type(error).__name__}: {error})"
-        ) from None
+        reason = f"{type(error).__name__}: {error}"
+        raise TypeMismatch(f"{display_value(value)} is not {describe(kind)} ({reason})") from None
 
 
 NULL_WORDS = ("null", "none", "None")
