@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None, *, is_process: bool = False) ->
     SIGTERM, SIGHUP or its deadline.
     """
     if "_SKYRL_COMPLETE" in os.environ:
-        from skyrl.cli.command_line.bash_words import register
+        from skyrl.cli.preparing.completion import register
 
         register()
     out, err = RedactedStream(sys.stdout), RedactedStream(sys.stderr)
@@ -173,13 +173,10 @@ def _errors_as_exit_codes(words: Sequence[str]) -> Iterator[None]:
         hint = missing_package(error)
         _explain(hint or _traceback())
         sys.exit(2 if hint else 1)
-    except OSError as error:
-        _explain(_file_error_message(error) or _limit_error_message(error) or _traceback())
-        sys.exit(1)
-    except BaseException as error:  # a defect of skyrl: print the full traceback, without secrets
+    except BaseException as error:  # unless the machine is the cause, a defect: print the traceback, without secrets
         if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
             raise
-        _explain(_limit_error_message(error) or _traceback())
+        _explain(_file_error_message(error) or _limit_error_message(error) or _traceback())
         sys.exit(1)
 
 
@@ -194,9 +191,9 @@ way.
 """
 
 
-def _file_error_message(error: OSError) -> str | None:
+def _file_error_message(error: BaseException) -> str | None:
     """The message for a file that cannot be read or written; None for any other error."""
-    if error.errno not in _OF_FILES:
+    if not isinstance(error, OSError) or error.errno not in _OF_FILES:
         return None
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"

@@ -44,7 +44,14 @@ def check_data(run: SkyRLTrainConfig, train: PromptDataset | None, evaluation: P
             counted = f"{len(dataset.bad_rows)} {name} {'row is' if len(dataset.bad_rows) == 1 else 'rows are'}"
             notice(f"{counted} bad and left out (data.bad_rows), the first:{first}")
     if train is not None and not run.data.streaming:
-        _tell_the_tail(run, len(train))
+        size, tail = run.trainer.train_batch_size, run.data.epoch_tail
+        _, left_out = batches(len(train), size, run.trainer.epochs, tail)
+        if left_out and tail == "drop":
+            some = f"{len(train) % size} training prompts, others in each epoch,"
+            notice(f"{some} do not fill a batch and are left out (data.epoch_tail)")
+        elif left_out:
+            some = f"{left_out} training prompts, the last ones of the last epoch,"
+            notice(f"{some} do not fill a batch and are left out")
     if evaluation is not None:
         _tell_the_sources(run.data.val_data, evaluation)
     _report_unread_fields(run, [item for item in (train, evaluation) if item])
@@ -84,16 +91,6 @@ def _tell_the_sources(files: Sequence[str], evaluation: PromptDataset) -> None:
     if len(pooled) > 1:
         named = ", ".join(pooled[:3]) + (", ..." if len(pooled) > 3 else "")
         notice(f"rows of {named} name no data_source, and are reported together as eval/{NO_SOURCE}")
-
-
-def _tell_the_tail(run: SkyRLTrainConfig, prompts: int) -> None:
-    trainer, tail = run.trainer, run.data.epoch_tail
-    _, left_out = batches(prompts, trainer.train_batch_size, trainer.epochs, tail)
-    if left_out and tail == "drop":
-        rest = prompts % trainer.train_batch_size
-        notice(f"{rest} training prompts, others in each epoch, do not fill a batch and are left out (data.epoch_tail)")
-    elif left_out:
-        notice(f"{left_out} training prompts, the last ones of the last epoch, do not fill a batch and are left out")
 
 
 def sandbox_in_force(run: SkyRLTrainConfig, *datasets: PromptDataset | None) -> Mapping[str, object] | None:

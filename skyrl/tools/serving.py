@@ -64,19 +64,13 @@ def serve(
             warn([problem for problem in problems if not (adapters and problem.path == _SHARDED)])
 
         run = _configured(files, overrides, model, Path(scratch), warned)
-        _refuse_adapters(run, adapters)
+        engine = run.generator.inference_engine
+        if adapters and not (backend_of(engine).serves_adapters and starts_engines(run)):
+            given = f"{_ENGINE}backend = {engine.backend}"
+            raise UserError(f"--adapter works only with torch or vllm engines that skyrl starts ({given})")
+        if adapters and engine.rollout_dtype == "int8":
+            raise UserError(f"--adapter does not work with 8-bit weights: set {_ENGINE}rollout_dtype = bfloat16")
         _serve(run, target.name, address, say, takes_weights, adapters)
-
-
-def _refuse_adapters(run: SkyRLTrainConfig, adapters: Mapping[str, str]) -> None:
-    """Raises `UserError` if the engines do not support adapters beside their weights, and for names that are taken."""
-    engine = run.generator.inference_engine
-    if adapters and (not (backend_of(engine).serves_adapters and starts_engines(run))):
-        raise UserError(
-            f"--adapter works only with torch or vllm engines that skyrl starts ({_ENGINE}backend = {engine.backend})"
-        )
-    if adapters and engine.rollout_dtype == "int8":
-        raise UserError(f"--adapter does not work with 8-bit weights: set {_ENGINE}rollout_dtype = bfloat16")
 
 
 def _serve(

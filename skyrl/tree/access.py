@@ -52,12 +52,11 @@ def evolve_at(config: T, path: str, value: object) -> T:
     name, _, rest = path.partition(".")
     if isinstance(config, Mapping):
         return cast(T, {**config, name: evolve_at(config.get(name, {}), rest, value) if rest else value})
-    if not attrs.has(type(config)) or name not in fields_of(type(config)):
-        fields = fields_of(type(config)) if attrs.has(type(config)) else {}
+    fields = fields_of(type(config)) if attrs.has(type(config)) else {}
+    if name not in fields:
         raise UnknownFieldError([unknown_field(name, fields)], title=f"{type(config).__name__} cannot be changed")
     if rest:
-        table = getattr(config, name)
-        nested = config_class(fields_of(type(config))[name].type)
+        table, nested = getattr(config, name), config_class(fields[name].type)
         value = evolve_at(nested() if table is None and nested else table, rest, value)
     return _replaced(config, name, value)
 

@@ -113,17 +113,11 @@ def key_of_table(key: object) -> str:
 def display_value(value: object) -> str:
     """A value for messages: as it is spelled, without secrets, shortened if long."""
     try:
-        text = repr(_mask_secrets(value))
+        hidden = masked(value) if isinstance(value, str | Mapping | list | tuple) else None
+        text = repr(value if hidden is None or hidden == thaw(value) else hidden)
     except (ValueError, RecursionError):  # an integer with thousands of digits, or lists nested too deeply
         text = f"this {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
-
-
-def _mask_secrets(value: object) -> object:
-    if not isinstance(value, str | Mapping | list | tuple):
-        return value
-    hidden = masked(value)
-    return value if hidden == thaw(value) else hidden
 
 
 def _spelling_hint(value: Any, kind: type) -> str:

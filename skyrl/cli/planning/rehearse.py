@@ -114,8 +114,8 @@ def _memory(memory: dict[str, object]) -> Iterator[Finding]:
 
 def _heads(run: SkyRLTrainConfig) -> Iterator[Finding]:
     from skyrl.config.derive.engine_backends import backend_of
-    from skyrl.tools.memory_estimate import known_shape_of
     from skyrl.tools.rehearsal import Finding
+    from skyrl.tools.run_plan import known_shape_of
 
     engine, shape = run.generator.inference_engine, known_shape_of(run.trainer.policy.model.path or "")
     if backend_of(engine).package != "vllm" or run.trainer.device != "cuda" or shape is None:

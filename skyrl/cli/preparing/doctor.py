@@ -84,10 +84,8 @@ def machine_facts(run: RunConfig) -> Iterator[tuple[str, str]]:
     model = get_at(run, f"{kind.model}.path")
     processes = kind.trained.ranks(run)
     single_process = processes == 1 and trainer.placement.executor != "ray"
-    execution = (
-        "in one process" if single_process else f"by {trainer.strategy} in {counted(processes, 'process', 'processes')}"
-    )
-    yield "model", f"{model}, trained on {trainer.device} {execution}"
+    ranks = f"by {trainer.strategy} in {counted(processes, 'process', 'processes')}"
+    yield "model", f"{model}, trained on {trainer.device} {'in one process' if single_process else ranks}"
     yield from _rows(run)
     if trainer.device == "cuda":
         yield "compute", f"{trainer.compute_dtype}, attention by {trainer.attention}"
@@ -171,7 +169,9 @@ def examine(run: AnyRun, seconds: float, *, quiet: bool = False) -> list[Cluster
     if result.links:
         for line in ("", *_aligned(["from", "to", "round trip", "bandwidth"], _links(result))):
             click.echo(line)
-    click.echo("\n".join(_report_lines(problems)))
+    click.echo(f"\n{len(problems)} finding{'s' if len(problems) > 1 else ''}:" if problems else "No problems found.")
+    for finding in problems:
+        click.echo(f"  {finding.where}: {finding.problem}\n    {finding.remedy}")
     return problems
 
 
@@ -220,13 +220,3 @@ def _aligned(head: Sequence[str], rows: Iterator[list[str]]) -> Iterator[str]:
     widths = [max(len(row[column]) for row in table if column < len(row)) for column in range(len(head))]
     for row in table:
         yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=False)).rstrip()
-
-
-def _report_lines(problems: Sequence[ClusterFinding]) -> Iterator[str]:
-    if not problems:
-        yield "No problems found."
-        return
-    yield f"\n{len(problems)} finding{'s' if len(problems) > 1 else ''}:"
-    for finding in problems:
-        yield f"  {finding.where}: {finding.problem}"
-        yield f"    {finding.remedy}"

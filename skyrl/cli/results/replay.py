@@ -77,7 +77,7 @@ def bisect(run_a: Path, run_b: Path, as_json: bool) -> None:
     """
     import json
 
-    from skyrl.tools.bisect import bisect as part
+    from skyrl.tools.comparing import bisect as part
 
     parting = part(run_a, run_b)
     if as_json:

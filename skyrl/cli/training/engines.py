@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -42,7 +43,15 @@ def list_(run: Path, as_json: bool) -> None:
         return
     if not running:
         click.echo(f"{run} is not running: its engines are gone. Their last states:")
-    _show(states, waiting)
+    click.echo("engine  state                samples  weights")
+    for engine in states.engines:
+        version = "" if engine.weight_version is None else str(engine.weight_version)
+        click.echo(f"{engine.number:>6}  {engine.state:<19}  {engine.samples:>7}  {version:>7}")
+    click.echo(f"engines allowed: {states.least} to {states.most}")
+    for answer in states.answers:
+        click.echo(f"{time.strftime('%H:%M:%S', time.localtime(answer.moment))}  {answer.asked}: {answer.said}")
+    if waiting:
+        click.echo(f"requests pending: {waiting}; the run replies before its next step samples")
 
 
 @engines.command(epilog=examples("skyrl engines add runs/mine --count 2"))
@@ -93,18 +102,3 @@ def _request(run: Path, action: Literal["add", "drain"], numbers: Sequence[int |
     for number in numbers:
         ask(run, action, number)
     click.echo(f"Requested. The run replies before its next step: skyrl engines list {run}")
-
-
-def _show(states: EngineList, waiting: int) -> None:
-    """Print one line for each engine, then the latest replies."""
-    import time
-
-    click.echo("engine  state                samples  weights")
-    for engine in states.engines:
-        version = "" if engine.weight_version is None else str(engine.weight_version)
-        click.echo(f"{engine.number:>6}  {engine.state:<19}  {engine.samples:>7}  {version:>7}")
-    click.echo(f"engines allowed: {states.least} to {states.most}")
-    for answer in states.answers:
-        click.echo(f"{time.strftime('%H:%M:%S', time.localtime(answer.moment))}  {answer.asked}: {answer.said}")
-    if waiting:
-        click.echo(f"requests pending: {waiting}; the run replies before its next step samples")

@@ -22,24 +22,17 @@ _FILE = "cluster.toml"
 
 def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator with the options of every command that starts runs elsewhere."""
-    for option in (
-        click.option(
-            "--set",
-            "settings",
-            multiple=True,
-            metavar="PATH=VALUE",
-            help="Override a value of the cluster's description.",
-        ),
-        click.option(
-            "--cluster",
-            "cluster_file",
-            envvar="SKYRL_CLUSTER",
-            metavar="FILE",
-            help=f"File that describes the cluster (docs/launching.md) [default: {_FILE} in this folder, if any].",
-        ),
-    ):
-        function = option(function)
-    return function
+    settings = click.option(
+        "--set", "settings", multiple=True, metavar="PATH=VALUE", help="Override a value of the cluster's description."
+    )
+    file = click.option(
+        "--cluster",
+        "cluster_file",
+        envvar="SKYRL_CLUSTER",
+        metavar="FILE",
+        help=f"File that describes the cluster (docs/launching.md) [default: {_FILE} in this folder, if any].",
+    )
+    return file(settings(function))
 
 
 @click.group(cls=Commands)
@@ -66,10 +59,7 @@ def _target(name: Literal["local", "ray", "slurm"], about: str) -> None:
 
 _target("local", "Start a run in the background on this machine.")
 _target("ray", "Submit a run to a Ray cluster.\n\nIt is at `ray.address` of the cluster's description.")
-_target(
-    "slurm",
-    "Submit a run as a Slurm job.\n\nIt saves a checkpoint before its time limit, and requeues itself.",
-)
+_target("slurm", "Submit a run as a Slurm job.\n\nIt saves a checkpoint before its time limit, and requeues itself.")
 
 
 def _start(
@@ -91,8 +81,7 @@ def _start(
     from skyrl.launchers.prepared import Prepared
 
     files, overrides = split_words(arguments)
-    cluster = read_cluster(cluster_file, settings)
-    checks = (folders_belong_to_run,)
+    cluster, checks = read_cluster(cluster_file, settings), (folders_belong_to_run,)
     prepared = Prepared(target, files, overrides, cluster, environ=os.environ, strict=strict, also=checks)
     for line in prepared.remarks:
         click.echo(line, err=True)
@@ -192,14 +181,16 @@ def node(
     """Run a launch's part on this node; the scripts of launches call it."""
     import os
 
-    from skyrl.launchers.node import JobNode, RayShare, run_alone, run_on_ray
+    from skyrl.launchers.node import JobNode, RayShare, run_on_ray
+    from skyrl.launchers.supervised import supervise
 
     job_node = JobNode.of(folder.absolute(), ask, os.environ)
     command = [sys.executable, "-m", "skyrl.cli", *words]
     if on_ray:
         share = RayShare(gpus=gpus, slots=slots, interface=interface)
         sys.exit(run_on_ray(command, job_node, share, address_field, os.environ))
-    sys.exit(run_alone(command, job_node, os.environ))
+    # Without Ray, the first node runs the command, and the others have nothing to do.
+    sys.exit(supervise(command, job_node.folder, os.environ, job_node.stop_file) if job_node.rank == 0 else 0)
 
 
 def read_cluster(file: str | None, settings: tuple[str, ...]) -> ClusterConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -116,19 +115,13 @@ def _compare(plan: SweepConfig, trials: Trials, *, as_json: bool) -> None:
     runs = [trial.run_folder for trial in trials.trials if (trial.run_folder / "metrics.jsonl").exists()]
     if not runs:
         return
-    written = {trials.folder / "results.json": json.dumps(as_data(compared), indent=2) + "\n"} | _curves(
-        trials.folder, runs
-    )
+    written = {trials.folder / "results.json": json.dumps(as_data(compared), indent=2) + "\n"}
+    if any(importlib.util.find_spec(name) is None for name in ("plotly", "jinja2", "numpy")):
+        click.echo(f"no curves were drawn; to draw them: {install_command('report')}", err=True)
+    else:
+        from skyrl.viewer.report import report
+
+        written[trials.folder / "report.html"] = report(runs, samples=max(1, 60 // len(runs)))
     write_files(written)
     if not as_json:
         click.echo("\nThe comparison is in:\n" + "\n".join(f"  {shortest_path(file)}" for file in written))
-
-
-def _curves(folder: Path, runs: list[Path]) -> dict[Path, str]:
-    """The report of `skyrl report`, with its path, if its dependencies are installed."""
-    if any(importlib.util.find_spec(name) is None for name in ("plotly", "jinja2", "numpy")):
-        click.echo(f"no curves were drawn; to draw them: {install_command('report')}", err=True)
-        return {}
-    from skyrl.viewer.report import report
-
-    return {folder / "report.html": report(runs, samples=max(1, 60 // len(runs)))}
