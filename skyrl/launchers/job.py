@@ -111,7 +111,6 @@ class Launch:
     """Number of the Slurm job, id of the Ray job, or pid and start time of the local process."""
 
     cwd: str
-    run_path: str = ""
     address: str = ""
     """Address of the Ray cluster."""
 

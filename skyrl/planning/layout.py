@@ -10,7 +10,7 @@ GPUs, each GPU of a layout means a slot for one process.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
 from attrs import evolve, frozen
@@ -100,14 +100,15 @@ def layout(sizes: Sizes) -> Layout:
         return _shared(models, engines)
     together = sizes.colocate_all or sizes.colocate_policy_ref
     parts = [_shared(models)] if together else [_shared({role: grid}) for role, grid in models.items()]
-    if engines is not None:
-        parts += _engines(engines, sizes.gpus_per_node)
-    return _joined(parts)
+    return _joined([*parts, layout_of_engines(sizes)])
 
 
 def layout_of_engines(sizes: Sizes) -> Layout:
     """The pools and placements of a run that samples without training: each engine has separate GPUs."""
-    return _joined([] if sizes.engines is None else list(_engines(sizes.engines, sizes.gpus_per_node)))
+    engines, per_node = sizes.engines, sizes.gpus_per_node
+    if engines is None:
+        return Layout(pools=(), placements=())
+    return _joined([layout_of_engine(engines, number, per_node) for number in range(engines.number)])
 
 
 def _joined(parts: Sequence[Layout]) -> Layout:
@@ -129,11 +130,11 @@ def _shared(models: Mapping[str, Grid], engines: EngineSizes | None = None) -> L
     placements = [
         RankPlacement(role=role, rank=rank, pool=name, gpus=(rank,)) for role in models for rank in range(grid.ranks)
     ]
-    for number in range(engines.number if engines else 0):
-        placements.append(_engine(number, name, first=number * engines.gpus, gpus=engines.gpus))  # type: ignore[union-attr]  # an engine has a size here
-    return Layout(
-        pools=(Pool(name=name, nodes=grid.nodes, gpus_per_node=grid.gpus_per_node),), placements=tuple(placements)
-    )
+    if engines:
+        gpus = engines.gpus
+        placements += (_engine(number, name, first=number * gpus, gpus=gpus) for number in range(engines.number))
+    pool = Pool(name=name, nodes=grid.nodes, gpus_per_node=grid.gpus_per_node)
+    return Layout(pools=(pool,), placements=tuple(placements))
 
 
 def layout_of_engine(engines: EngineSizes, number: int, gpus_per_node: int) -> Layout:
@@ -145,12 +146,6 @@ def layout_of_engine(engines: EngineSizes, number: int, gpus_per_node: int) -> L
     name = f"engine-{number}"
     pool = Pool(name=name, nodes=nodes, gpus_per_node=engines.gpus // nodes)
     return Layout(pools=(pool,), placements=(_engine(number, name, first=0, gpus=engines.gpus),))
-
-
-def _engines(engines: EngineSizes, gpus_per_node: int) -> Iterator[Layout]:
-    """The layouts of engines with one pool each."""
-    for number in range(engines.number):
-        yield layout_of_engine(engines, number, gpus_per_node)
 
 
 def _engine(number: int, pool: str, *, first: int, gpus: int) -> RankPlacement:

@@ -31,28 +31,24 @@ Bytes = Mapping[Part, int]
 IN_FLIGHT = 256 * 2**20
 """Bytes of whole weights in flight at once when they are gathered for engines."""
 
-BUCKET = 500_000_000
-"""DeepSpeed's default `reduce_bucket_size`, in numbers."""
-
-LIVE = 1_000_000_000
-"""DeepSpeed's default limit on gathered weights that are alive at once in stage 3, in numbers."""
-
-PREFETCHED = 50_000_000
-"""DeepSpeed's default limit on weights that are prefetched in stage 3, in numbers."""
-
-PERSISTENT = 100_000
-"""DeepSpeed's default size below which a tensor is not sharded in stage 3, in numbers."""
-
 
 @frozen(kw_only=True)
 class ZeroSettings:
     """Settings of DeepSpeed's Zero Redundancy Optimizer (arXiv:1910.02054) that memory depends on."""
 
     stage: int
-    bucket: int = BUCKET
-    live: int = LIVE
-    persistent: int = PERSISTENT
-    prefetch: int = PREFETCHED
+    bucket: int = 500_000_000
+    """Numbers in a bucket of gradients: `reduce_bucket_size`."""
+
+    live: int = 1_000_000_000
+    """Limit on gathered weights that are alive at once in stage 3, in numbers."""
+
+    persistent: int = 100_000
+    """Size below which a tensor is not sharded in stage 3, in numbers."""
+
+    prefetch: int = 50_000_000
+    """Limit on weights that are prefetched in stage 3, in numbers."""
+
     overlaps: bool = True
     offloads_optimizer: bool = False
     offloads_parameters: bool = False

@@ -53,8 +53,7 @@ class CheckpointManager:
         """`folder` has the records of steps that a rollback deletes; `last` has the metrics of the step being saved."""
         self._run, self._store, self._models, self._turns = run, store, models, turns
         self._folder, self._last = folder, last
-        self.pending = PendingSave()
-        """The checkpoint that is still being written, if there is one."""
+        self._pending = PendingSave()
         self.input_digests: Digests = {}
         """Digests of what a resumed run reads again besides its checkpoint."""
 
@@ -64,7 +63,7 @@ class CheckpointManager:
         Raises `NonFiniteError` if the state holds NaN or infinity, `RunError` if it cannot be written or the previous
         checkpoint could not.
         """
-        await self.pending.finish()
+        await self._pending.finish()
         await self._folder.samples.finished()
         for name, model in self._models.items():
             await self._turns.for_learning(name)
@@ -85,9 +84,17 @@ class CheckpointManager:
             world_size={name: len(model.ranks) for name, model in self._models.items()},
             metrics=finite_metrics(self._last.metrics),
         )
-        await self.pending.start(self._write(checkpoint, need))
+        await self._pending.start(self._write(checkpoint, need))
         if not self._run.trainer.async_ckpt_save:
-            await self.pending.finish()
+            await self._pending.finish()
+
+    async def finish(self) -> None:
+        """Return when all pending saves are written. Raises `RunError` if one could not be written."""
+        await self._pending.finish()
+
+    async def finish_after(self, error: BaseException) -> None:
+        """Finish pending saves after the run failed with `error`, which takes precedence over errors of the saves."""
+        await self._pending.finish_after(error)
 
     async def restore(self, checkpoint: Checkpoint) -> None:
         """Load the models from the checkpoint. Raises `ResumeError` for a checkpoint of other models."""
@@ -103,7 +110,7 @@ class CheckpointManager:
         """Restore the models of the last checkpoint and forget later steps. Returns the loop's state in it, or None if
         there is no checkpoint.
         """
-        await self.pending.finish()
+        await self._pending.finish()
         checkpoint = self._store.latest()
         if checkpoint is None:
             return None

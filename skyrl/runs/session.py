@@ -9,15 +9,17 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from safetensors import SafetensorError
 
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore
-from skyrl.errors import RunError, StorageError
+from skyrl.errors import RunError, SkyRLError, StorageError
 from skyrl.processes.event_loop import event_loop
 from skyrl.processes.garbage import seldom_collected
 from skyrl.processes.handles import Processes
@@ -29,7 +31,6 @@ from skyrl.processes.wait_reporter import WaitReporter
 from skyrl.runs.checkpoint_manager import CheckpointManager
 from skyrl.runs.input_digests import carried_on, refuse_changed_inputs
 from skyrl.runs.inputs import notice
-from skyrl.runs.process_settings import ProcessSettings
 from skyrl.runs.progress_file import ProgressFile
 from skyrl.runs.resume import find_start
 from skyrl.runs.run_folder import RunFolder
@@ -238,10 +239,10 @@ class RunSession:
             with settings.named_in_failures():
                 try:
                     await loop.run()
-                    await experiment.saving.pending.finish()
+                    await experiment.saving.finish()
                     await self._folder.samples.finished()
                 except BaseException as error:
-                    await experiment.saving.pending.finish_after(error)
+                    await experiment.saving.finish_after(error)
                     raise
                 finally:
                     loop.tracker.close()
@@ -330,6 +331,64 @@ class StepsInLogs:
 
     def close(self) -> None:
         """Does nothing: no resource is held."""
+
+
+_READ: Mapping[str, Callable[[], object]] = {
+    "torch.set_default_dtype": torch.get_default_dtype,
+    "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+    "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision,
+    "torch.autograd.set_detect_anomaly": torch.is_anomaly_enabled,
+    "torch.backends.cudnn.benchmark": lambda: torch.backends.cudnn.benchmark,
+    "torch.backends.cudnn.deterministic": lambda: torch.backends.cudnn.deterministic,
+    "sys.setrecursionlimit": sys.getrecursionlimit,
+}
+"""What sets a setting -> what reads it. Settings of a thread, such as grad mode, do no harm in threads of rewards."""
+
+
+class ProcessSettings:
+    """The settings at the start of training. As a tracker, it reports after a step what has changed since, once."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Take the current settings for those of the run: models and engines have been made."""
+        self._before = self._told = _settings_now()
+        self._recursion = sys.getrecursionlimit()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if (now := _settings_now()) != self._told:
+            self._told = now
+            if changed := self._changes():
+                notice(f"warning: {changed}: the numbers of the run may depend on it")
+
+    def close(self) -> None:
+        """Does nothing: no resource is held."""
+
+    @contextmanager
+    def named_in_failures(self) -> Iterator[None]:
+        """Raises `RunError` for a failure that no exception of skyrl explains, if a setting has changed."""
+        try:
+            yield
+        except SkyRLError:
+            raise
+        except Exception as error:
+            changed = self._changes()
+            sys.setrecursionlimit(max(sys.getrecursionlimit(), self._recursion))  # the way to the message takes frames
+            if changed:
+                raise RunError(f"{changed}. The run then failed: {type(error).__name__}: {error}") from error
+            raise
+
+    def _changes(self) -> str:
+        now = _settings_now()
+        changed = [f"{name}: {was} before, {now[name]} now" for name, was in self._before.items() if now[name] != was]
+        if not changed:
+            return ""
+        return f"code of this run (a reward, an environment?) changed its whole process ({', '.join(changed)})"
+
+
+def _settings_now() -> dict[str, object]:
+    return {name: read() for name, read in _READ.items()}
 
 
 _OF_A_DISK = FULL | OPEN_FILES | {errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT}

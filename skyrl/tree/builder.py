@@ -233,6 +233,11 @@ class TreeBuilder(Generic[T]):
         """Dotted path -> its origins, winner last."""
         return self._history.origins
 
+    @property
+    def written(self) -> list[str]:
+        """Dotted path of every value that was written, in order."""
+        return self._history.written
+
     def assign_all(self, assignments: Iterable[Assignment]) -> None:
         """Assign in order; a later assignment to the same path wins. Raises `ConfigError` beyond `MOST_VALUES`."""
         for assignment in assignments:
@@ -596,6 +601,8 @@ class History:
 
     def __init__(self) -> None:
         self._chains: dict[str, list[Origin]] = {}
+        self.written: list[str] = []
+        """Dotted path of every value that was written, in order, including values replaced or forgotten since."""
         self._around: set[Path] = set()
         """Tables in which something was written, even if it was forgotten since."""
 
@@ -611,6 +618,7 @@ class History:
     def add(self, path: Path, origin: Origin, value: object) -> None:
         """Record `origin` as the source of this value; it takes precedence over earlier ones."""
         self._chains.setdefault(dotted(path), []).append(origin.giving(value))
+        self.written.append(dotted(path))
         self._note(path)
 
     def begin(self, path: Path, origin: Origin, value: object) -> None:
@@ -639,6 +647,7 @@ class History:
         """Adopt the origins of a separately built tree that is now the subtree at `prefix`."""
         self._note((*prefix, ""))
         self._chains.update({f"{dotted(prefix)}.{path}": list(chain) for path, chain in origins.items()})
+        self.written += (f"{dotted(prefix)}.{path}" for path in origins)
 
     def contradictions(self) -> Iterator[Problem]:
         """Problems where one layer sets a field to two values under two of its names: a file, whose keys have no order,

@@ -15,7 +15,6 @@ import ast
 import inspect
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
 from itertools import pairwise
 from typing import Any, Literal, TypeVar, cast, dataclass_transform
 
@@ -24,7 +23,7 @@ from attrs import field
 
 from skyrl.errors import ConfigError, Problem, UnknownFieldError
 from skyrl.tree.names import nearest
-from skyrl.tree.types import ClassOf, TypeMismatch, class_of, coerce_exact, config_class
+from skyrl.tree.types import ClassOf, TypeMismatch, class_of, coerce_exact, config_class, remembered
 
 C = TypeVar("C")
 Role = Literal["identity", "numerics", "free"]
@@ -90,33 +89,30 @@ def known_class(name: str) -> type[Any] | None:
     return _BY_NAME.get(name)
 
 
+@remembered
 def fields_of(cls: type[Any]) -> dict[str, attrs.Attribute[Any]]:
     """Fields by name, in order, with their types resolved."""
-    if cls not in _FIELDS:
-        types = _types_of(cls)
-        _FIELDS[cls] = {
-            attribute.name: attribute
-            if attribute.type is types[attribute.name]
-            else attribute.evolve(type=types[attribute.name])
-            for attribute in attrs.fields(cls)
-        }
-    return _FIELDS[cls]
+    types = _types_of(cls)
+    return {
+        attribute.name: attribute
+        if attribute.type is types[attribute.name]
+        else attribute.evolve(type=types[attribute.name])
+        for attribute in attrs.fields(cls)
+    }
 
 
+@remembered
 def tables_of(cls: type[Any]) -> Mapping[str, type[Any]]:
     """The classes of the fields that hold nested tables, by name, in order."""
-    if cls not in _TABLES:
-        classes = {name: config_class(attribute.type) for name, attribute in fields_of(cls).items()}
-        _TABLES[cls] = {name: nested for name, nested in classes.items() if nested is not None}
-    return _TABLES[cls]
+    classes = {name: config_class(attribute.type) for name, attribute in fields_of(cls).items()}
+    return {name: nested for name, nested in classes.items() if nested is not None}
 
 
+@remembered
 def named_tables_of(cls: type[Any]) -> Mapping[str, ClassOf]:
     """The fields that hold tables of the classes that other fields name (`ClassOf`)."""
-    if cls not in _NAMED_TABLES:
-        named = {name: class_of(attribute.type) for name, attribute in fields_of(cls).items()}
-        _NAMED_TABLES[cls] = {name: naming for name, naming in named.items() if naming is not None}
-    return _NAMED_TABLES[cls]
+    named = {name: class_of(attribute.type) for name, attribute in fields_of(cls).items()}
+    return {name: naming for name, naming in named.items() if naming is not None}
 
 
 def fit_field(attribute: attrs.Attribute[Any], value: object) -> Any:
@@ -194,7 +190,7 @@ def docs_of(cls: type[Any]) -> dict[str, str]:
     return docs
 
 
-@cache
+@remembered
 def _class_docs(cls: type[Any]) -> dict[str, str]:
     import textwrap
 
@@ -215,10 +211,6 @@ def _class_docs(cls: type[Any]) -> dict[str, str]:
 
 
 _BY_NAME: dict[str, type[Any]] = {}
-_FIELDS: dict[type[Any], dict[str, attrs.Attribute[Any]]] = {}
-_TABLES: dict[type[Any], Mapping[str, type[Any]]] = {}
-_NAMED_TABLES: dict[type[Any], Mapping[str, ClassOf]] = {}
-_DEFAULTS: dict[type[Any], Mapping[str, Any]] = {}
 _FACTORY: Any = attrs.Factory
 
 
@@ -317,23 +309,22 @@ def _refused(config: object, names: Iterable[str]) -> list[Problem]:
     return problems
 
 
+@remembered
 def _defaults_of(cls: type[Any]) -> Mapping[str, Any]:
     """The defaults as the fields store them, computed once per class, since they are immutable."""
-    if cls not in _DEFAULTS:
-        values, problems = {}, []
-        for name, attribute in fields_of(cls).items():
-            default: Any = attribute.default
-            try:
-                values[name] = fit_field(attribute, default.factory() if isinstance(default, _FACTORY) else default)
-            except TypeMismatch as misfit:
-                problems.append(Problem(path=name, message=str(misfit), hint=misfit.hint))
-        blank = object.__new__(cls)
-        vars(blank).update(values)
-        problems += _refused(blank, values)
-        if problems:
-            raise ConfigError(problems, title=f"{cls.__name__} cannot be built")
-        _DEFAULTS[cls] = values
-    return _DEFAULTS[cls]
+    values, problems = {}, []
+    for name, attribute in fields_of(cls).items():
+        default: Any = attribute.default
+        try:
+            values[name] = fit_field(attribute, default.factory() if isinstance(default, _FACTORY) else default)
+        except TypeMismatch as misfit:
+            problems.append(Problem(path=name, message=str(misfit), hint=misfit.hint))
+    blank = object.__new__(cls)
+    vars(blank).update(values)
+    problems += _refused(blank, values)
+    if problems:
+        raise ConfigError(problems, title=f"{cls.__name__} cannot be built")
+    return values
 
 
 def _values(config: Any) -> tuple[Any, ...]:

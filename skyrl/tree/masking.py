@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 HIDDEN = "***"
@@ -34,7 +33,7 @@ def is_secret_name(name: str) -> bool:
     `answer_key` are no credentials.
     """
     spelled = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
-    return bool(_patterns()["name"].search(re.sub(r"[-. ]", "_", spelled).lower()))
+    return bool(re.search(_NAME, re.sub(r"[-. ]", "_", spelled).lower()))
 
 
 _VARIABLES = re.compile(
@@ -75,9 +74,8 @@ def masked_text(text: str) -> str:
     """The text with everything that looks like a secret masked; shared by configurations, logs and recordings."""
     folded = _folded(text) if len(text) >= _SHORTEST else ""
     if "://" in text:
-        patterns = _patterns()
         text = USER_INFO.sub(HIDDEN, text)
-        text = patterns["signature"].sub(rf"\1{HIDDEN}", text)
+        text = re.sub(_SIGNATURE, rf"\1{HIDDEN}", text)
     if not folded:
         return text
     for words, form in _FORMS:
@@ -93,28 +91,21 @@ def _folded(text: str) -> str:
     return text.lower() if text.isascii() else text.casefold().replace("\u0131", "i").replace("\u0307", "")
 
 
-@cache
-def _patterns() -> dict[str, re.Pattern[str]]:
-    """Compiled patterns, created on first use: checking a file needs none of them."""
-    owners = (
-        "api|app|access|account|admin|auth|authorization|bearer|bot|client|csrf|deploy|encryption|endpoint|gpg|host|"
-        "jwt|login|master|oauth|oauth2|personal|pgp|private|proxy|refresh|registry|sas|secret|security|server|service|"
-        "session|shared|shared_access|signing|ssh|storage|subscription|webhook|xsrf|"
-        "anthropic|aws|azure|clearml|cohere|comet|deepseek|discord|e2b|exa|gcp|gemini|gh|git|github|gitlab|google|"
-        "groq|hf|hub|hugging_?face|judge|mistral|mlflow|modal|neptune|ngc|npm|nvidia|openai|openrouter|pypi|ray|"
-        "sendgrid|serpapi|serper|slack|stripe|swanlab|tavily|telegram|tinker|together|twilio|vault|wandb"
-    )
-    words = (
-        "auth|authorization|bearer|connection_?str(?:ing)?|cookie|creds?|credential|dsn|jwt|pass(?:code|phrase|wd|word)|pat|"
-        "pwd|sas|secret|signature|webhook(?:_ur[il])?"
-    )
-    parts = r"signature|credential|security-token|access_?token|access_?key_?id|api_?key|password|secret"
-    return {
-        "name": re.compile(rf"^token$|(?:^|_)(?:{words}|(?:{owners})_?(?:key|token))s?(?:_?[0-9]+)?$"),
-        "signature": re.compile(rf"([?&](?:[\w-]*(?:{parts})|sig|token)=)[^&#\s\"'<>]+", re.IGNORECASE),
-    }
-
-
+_OWNERS = (
+    "api|app|access|account|admin|auth|authorization|bearer|bot|client|csrf|deploy|encryption|endpoint|gpg|host|"
+    "jwt|login|master|oauth|oauth2|personal|pgp|private|proxy|refresh|registry|sas|secret|security|server|service|"
+    "session|shared|shared_access|signing|ssh|storage|subscription|webhook|xsrf|"
+    "anthropic|aws|azure|clearml|cohere|comet|deepseek|discord|e2b|exa|gcp|gemini|gh|git|github|gitlab|google|"
+    "groq|hf|hub|hugging_?face|judge|mistral|mlflow|modal|neptune|ngc|npm|nvidia|openai|openrouter|pypi|ray|"
+    "sendgrid|serpapi|serper|slack|stripe|swanlab|tavily|telegram|tinker|together|twilio|vault|wandb"
+)
+_WORDS = (
+    "auth|authorization|bearer|connection_?str(?:ing)?|cookie|creds?|credential|dsn|jwt|pass(?:code|phrase|wd|word)|pat|"
+    "pwd|sas|secret|signature|webhook(?:_ur[il])?"
+)
+_PARTS = r"signature|credential|security-token|access_?token|access_?key_?id|api_?key|password|secret"
+_NAME = rf"^token$|(?:^|_)(?:{_WORDS}|(?:{_OWNERS})_?(?:key|token))s?(?:_?[0-9]+)?$"
+_SIGNATURE = rf"(?i)([?&](?:[\w-]*(?:{_PARTS})|sig|token)=)[^&#\s\"'<>]+"
 _TO_THE_END = r"[^\s\"'\\,;}{]"
 _OPENING = r"\\?[\"']?\s*[:=]\s*\\?[\"']?"
 _FORMS = (

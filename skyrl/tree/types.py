@@ -258,7 +258,7 @@ class ClassOf:
     """Function of the field's value, and whether it may be imported, that returns the configuration class or None."""
 
 
-A = TypeVar("A")
+A, K = TypeVar("A"), TypeVar("K")
 
 _LISTS = (tuple, list, Sequence)
 _MAPPINGS = (Mapping, dict, FrozenDict)
@@ -367,14 +367,14 @@ def describe(kind: Any) -> str:
     return f"a {getattr(kind, '__name__', kind)}"
 
 
-def _remembered(function: Callable[[object], A]) -> Callable[[object], A]:
+def remembered(function: Callable[[K], A]) -> Callable[[K], A]:
     """The function with its answers kept: the same few types are asked about for every value of every file, and
     `typing` takes its time. A type that cannot be hashed, such as `Annotated[int, []]`, is asked about each time.
     """
-    known = cache(function)
+    known: Callable[[Any], A] = cache(function)
 
     @wraps(function)
-    def answer(kind: object) -> A:
+    def answer(kind: K) -> A:
         try:
             return known(kind)
         except TypeError:
@@ -383,7 +383,7 @@ def _remembered(function: Callable[[object], A]) -> Callable[[object], A]:
     return answer
 
 
-@_remembered
+@remembered
 def bare(kind: object) -> Any:
     """The underlying type, without the wrappers `Annotated` and `NewType`."""
     while True:
@@ -395,19 +395,19 @@ def bare(kind: object) -> Any:
             return kind
 
 
-@_remembered
+@remembered
 def unit_of(kind: object) -> Unit | None:
     """Unit of numbers of this type, if it has one."""
     return next((item for item in getattr(kind, "__metadata__", ()) if isinstance(item, Unit)), None)
 
 
-@_remembered
+@remembered
 def class_of(kind: object) -> ClassOf | None:
     """Marker of a table whose class a sibling field names, if the type has one."""
     return next((item for item in getattr(kind, "__metadata__", ()) if isinstance(item, ClassOf)), None)
 
 
-@_remembered
+@remembered
 def is_union(kind: object) -> bool:
     """Whether the type is `A | B`, `Optional[A]` or `Union[A, B]`."""
     return get_origin(kind) in (Union, types.UnionType)
@@ -430,7 +430,7 @@ def is_optional(kind: object) -> bool:
     return is_union(kind) and type(None) in get_args(kind)
 
 
-@_remembered
+@remembered
 def is_list(kind: object) -> bool:
     """Whether the type is `tuple[A, B]`, or `tuple[T, ...]`, `list[T]` or `Sequence[T]`, which are stored as tuples."""
     return (get_origin(kind) or kind) in _LISTS
@@ -465,7 +465,7 @@ def holds_secret(kind: object) -> bool:
     return Secret in (_arms(kind) if is_union(kind) else [bare(kind)])
 
 
-@_remembered
+@remembered
 def is_mapping(kind: object) -> bool:
     """Whether the type is a free-form table: `Mapping[str, T]`, alone or optional."""
     return _mapping_arm(kind) is not None

@@ -40,6 +40,7 @@ def test_a_table_that_is_absent_by_default_is_absent_again_once_all_that_was_wri
     builder = arguments("judge.path=x", "policy.optimizer.lr=1", "~judge.path", "~policy.optimizer")
     assert builder.build() == Run()
     assert builder.origins.keys() == {"judge.path", "policy.optimizer"}
+    assert builder.written == ["judge.path", "policy.optimizer.lr", "judge.path", "policy.optimizer"]
 
 
 def test_an_item_of_a_list_in_a_free_form_table_is_traced_at_its_list() -> None:

@@ -13,6 +13,7 @@ import click
 from skyrl.cli.command_line.arguments import ARGUMENTS, TRUST, compose_rl, reads_code
 from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_either
+from skyrl.errors import UserError
 
 
 @click.command(cls=FieldsCommand, epilog=examples("skyrl plan run.toml", "skyrl plan run.toml --fit 8 --to fit.toml"))
@@ -54,8 +55,6 @@ def plan(
 
     Nothing is started.
     """
-    from skyrl.errors import UserError
-
     if gpus is not None:
         if drawn is not None:
             raise UserError("--svg draws one plan, but --fit proposes several: write one with --to, then draw it")

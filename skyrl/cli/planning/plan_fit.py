@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import tomli_w
 
-from skyrl.autotune.search import Proposal, proposals, reasons
+from skyrl.autotune.search import proposals, reasons
 from skyrl.cli.command_line.arguments import split_words
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.sizes import starts_engines
@@ -43,8 +43,19 @@ def fit(arguments: Sequence[str], gpus: int, answer_tokens: float | None) -> dic
         except ConfigError as error:
             refusals.append(error.problems[0].message)
             continue
-        proposal_reasons = reasons(run, proposal, known_shape_of, answer_tokens)
-        proposed.append({**_proposal_data(run, proposal), "reasons": proposal_reasons})
+        seconds, fullest = proposal.seconds, proposal.fullest
+        proposed.append(
+            {
+                "changes": {path: value for path, value in proposal.changes.items() if get_at(run, path) != value},
+                "seconds": {**attrs.asdict(seconds), "step": seconds.step},
+                "fullest": {"name": fullest.name, "role": fullest.role, "bytes": fullest.bytes},
+                "gpu_bytes": proposal.memory,
+                "host_bytes": proposal.host,
+                "colocated": bool(proposal.changes["trainer.placement.colocate_all"]),
+                "engine_gpus": proposal.engine_gpus,
+                "reasons": reasons(run, proposal, known_shape_of, answer_tokens),
+            }
+        )
         if len(proposed) == SHOWN:
             break
     if not proposed:
@@ -107,19 +118,6 @@ def _why_none(run: SkyRLTrainConfig, gpus: int, refusals: Sequence[str]) -> str:
         if proposals(run, more, known_shape_of):
             return f"no layout fits {gpus} x {kind}; {more} would be enough"
     return f"no layout fits {kind}; shorten the answers, or use GPUs with more memory"
-
-
-def _proposal_data(run: SkyRLTrainConfig, proposal: Proposal) -> dict[str, Any]:
-    seconds = proposal.seconds
-    return {
-        "changes": {path: value for path, value in proposal.changes.items() if get_at(run, path) != value},
-        "seconds": {**attrs.asdict(seconds), "step": seconds.step},
-        "fullest": {"name": proposal.fullest.name, "role": proposal.fullest.role, "bytes": proposal.fullest.bytes},
-        "gpu_bytes": proposal.memory,
-        "host_bytes": proposal.host,
-        "colocated": bool(proposal.changes["trainer.placement.colocate_all"]),
-        "engine_gpus": proposal.engine_gpus,
-    }
 
 
 def _lines(number: int, proposal: Mapping[str, Any]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from attrs import asdict
 from skyrl.cli.command_line.arguments import ARGUMENTS, TRUST, compose_rl, split_words
 from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
+from skyrl.errors import UserError
 
 if TYPE_CHECKING:
     from skyrl.config import SkyRLTrainConfig
@@ -52,7 +53,6 @@ def rehearse(arguments: tuple[str, ...], gpus: int | None, timeout: float, keep:
     """
     from tempfile import TemporaryDirectory
 
-    from skyrl.errors import UserError
     from skyrl.tools.rehearsal import Rehearsal
 
     run = compose_rl(arguments, "only reinforcement-learning runs can be rehearsed")

@@ -10,6 +10,7 @@ import click
 from skyrl.cli.command_line.arguments import ARGUMENTS, TRUST, compose_rl
 from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
+from skyrl.errors import UserError
 
 if TYPE_CHECKING:
     from skyrl.config import SkyRLTrainConfig
@@ -123,7 +124,6 @@ def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, 
     Raises `UserError` if a duration is missing.
     """
     from skyrl.config.derive.sizes import engines_of
-    from skyrl.errors import UserError
     from skyrl.experiments.factories import in_flight_policy, stream_limits
     from skyrl.tools.simulation import Seconds, World, measured
     from skyrl.tracking.jsonlines import JsonLines
@@ -166,7 +166,6 @@ def _failing(
     of the durations is given.
     """
     from skyrl.config.derive.sizes import sizes_of
-    from skyrl.errors import UserError
     from skyrl.planning.failures import GPU_HOURS_BETWEEN_FAILURES, Interruptions
     from skyrl.planning.layout import layout
 
@@ -196,7 +195,6 @@ def _failing(
 def _gpus(config: SkyRLTrainConfig) -> tuple[int, int]:
     """GPUs of engines and of learners in the configured placement."""
     from skyrl.config.derive.sizes import engines_of, grid_of
-    from skyrl.errors import UserError
 
     engines = engines_of(config)
     if engines is None or config.trainer.placement.colocate_all:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -25,7 +27,7 @@ from skyrl.cli.command_line.arguments import (
 from skyrl.cli.command_line.commands import Commands, examples
 from skyrl.cli.command_line.json_output import json_option, print_either, print_result
 from skyrl.cli.command_line.messages import say_problems
-from skyrl.errors import ConfigError, Problem
+from skyrl.errors import ConfigError, Problem, UserError
 
 if TYPE_CHECKING:
     from skyrl.config.loading.explain import Explanation
@@ -134,8 +136,6 @@ def explain(path: str, arguments: tuple[str, ...], as_json: bool) -> None:
 
 def explanation_text(explanation: Explanation) -> str:
     """The explanation as text for a terminal."""
-    import textwrap
-
     is_table = explanation.type.startswith("a table (") and isinstance(explanation.value, dict)
     kind = ", ".join(filter(None, (explanation.type, explanation.allowed)))
     lines = [explanation.path if is_table else f"{explanation.path} = {_spelled(explanation.value)}", f"  {kind}"]
@@ -249,7 +249,6 @@ def convert(
     concern machines go into a second file, run.cluster.toml beside run.toml, which `skyrl launch` reads with --cluster.
     """
     from skyrl.config.loading.recognition import refuse_other_sources
-    from skyrl.errors import UserError
     from skyrl.interop.recognised import NAMES, recognised_system
     from skyrl.interop.values import is_script
 
@@ -351,8 +350,6 @@ def _converted(source: str, house: str, number: int | None, kind: str | None, *,
 
 def _refuse_to_replace(output: str) -> None:
     """Raises `UserError` for a file that exists."""
-    from skyrl.errors import UserError
-
     if os.path.exists(output):
         raise UserError(f"{output} already exists: choose another file, or overwrite it with --force")
 
@@ -361,11 +358,8 @@ def _write_converted(converted: Conversion, output: str | None, cluster: str | N
     """Write the TOML to a file or to standard output, and the description of the cluster to a separate file. Raises
     `UserError` for a file that cannot be written.
     """
-    from pathlib import Path
-
     from skyrl.cli.preparing.show import dump
     from skyrl.config.cluster import ClusterConfig
-    from skyrl.errors import UserError
     from skyrl.storage.atomic import write_files
 
     text = converted.header() + dump(converted.tables, "toml", converted.root)

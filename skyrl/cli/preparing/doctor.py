@@ -14,6 +14,7 @@ from attrs import asdict
 from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, TRUST, compose_arguments
 from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
+from skyrl.errors import UserError
 
 if TYPE_CHECKING:
     from skyrl.config.foundation.entry import RunConfig
@@ -147,7 +148,6 @@ def examine(run: AnyRun, seconds: float, *, quiet: bool = False) -> list[Cluster
     run names no cluster, and `ProcessError` if the cluster does not answer.
     """
     from skyrl.config.loading.kinds import kind_of
-    from skyrl.errors import UserError
     from skyrl.planning.layout import layout
     from skyrl.processes.machine_facts import facts_here
     from skyrl.processes.ray.survey import survey

@@ -12,6 +12,7 @@ from attrs import asdict
 
 from skyrl.cli.command_line.commands import Commands, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
+from skyrl.errors import UserError
 
 if TYPE_CHECKING:
     from skyrl.runs.engine_changes import EngineList
@@ -74,8 +75,6 @@ def drain(run: Path, numbers: tuple[int, ...], count: int | None) -> None:
 
     Without numbers, the last engines are drained.
     """
-    from skyrl.errors import UserError
-
     if count is not None and numbers:
         raise UserError("--count works only without engine numbers")
     _request(run, "drain", numbers or [None] * (count or 1))
@@ -92,7 +91,6 @@ def _states(run: Path) -> EngineList:
 
 def _request(run: Path, action: Literal["add", "drain"], numbers: Sequence[int | None]) -> None:
     """Ask a running run for an action on each engine. Raises `UserError` if the run has ended."""
-    from skyrl.errors import UserError
     from skyrl.runs.engine_changes import ask
     from skyrl.runs.run_owner import is_locked
 

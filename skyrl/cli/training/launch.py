@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import click
 from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, TRUST, refuse_nothing, split_words
 from skyrl.cli.command_line.commands import Commands, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
+from skyrl.errors import SkyRLError
 
 if TYPE_CHECKING:
     from skyrl.config.cluster import ClusterConfig
@@ -73,9 +75,6 @@ def _start(
     dry_run: bool,
 ) -> None:
     refuse_nothing(arguments, "launch")
-    import os
-
-    from skyrl.errors import SkyRLError
     from skyrl.experiments.folder_checks import folders_belong_to_run
     from skyrl.launchers.job import absent, new_folder, withdraw
     from skyrl.launchers.prepared import Prepared
@@ -108,7 +107,6 @@ def _start(
 @json_option
 def status(folders: tuple[str, ...], cluster_file: str | None, settings: tuple[str, ...], as_json: bool) -> None:
     """Show the state of launches: the named ones, or all."""
-    from skyrl.errors import SkyRLError
     from skyrl.launchers.job import launches
 
     cluster = read_cluster(cluster_file, settings)
@@ -179,8 +177,6 @@ def node(
     words: tuple[str, ...],
 ) -> None:
     """Run a launch's part on this node; the scripts of launches call it."""
-    import os
-
     from skyrl.launchers.node import JobNode, RayShare, run_on_ray
     from skyrl.launchers.supervised import supervise
 
@@ -195,8 +191,6 @@ def node(
 
 def read_cluster(file: str | None, settings: tuple[str, ...]) -> ClusterConfig:
     """The cluster that the options describe. Raises `ConfigError`."""
-    import os
-
     from skyrl.config.cluster import load_cluster
 
     return load_cluster(file or (_FILE if os.path.exists(_FILE) else None), settings, os.environ)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +12,7 @@ import click
 from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
 from skyrl.cli.training.launch import cluster_options, launcher_of, read_cluster, shortest_path
+from skyrl.errors import SkyRLError, UserError
 from skyrl.installation import install_command
 
 if TYPE_CHECKING:
@@ -45,9 +48,6 @@ def sweep(
 
     The same command resumes a sweep: finished runs are not trained again, and new values add runs.
     """
-    import os
-
-    from skyrl.errors import SkyRLError, UserError
     from skyrl.launchers.job import RECORD, absent, withdraw
     from skyrl.sweeps.results import unmeasured
     from skyrl.sweeps.sweep_file import load_sweep
@@ -102,8 +102,6 @@ def _train(target: str, plan: SweepConfig, trials: Trials, chosen: list[Any], at
 
 def _compare(plan: SweepConfig, trials: Trials, *, as_json: bool) -> None:
     """Print the comparison, and write it with the curves of all runs to the sweep's folder."""
-    import json
-
     from skyrl.storage.atomic import write_files
     from skyrl.sweeps.results import as_data, results, table
 
