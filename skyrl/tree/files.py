@@ -98,7 +98,9 @@ class _Reading:
         if is_stored_form(assignment.value):
             raise _refused(f"a stored configuration cannot have {EXTENDS}: this file was edited", location)
         named: Any = assignment.value[EXTENDS]
-        bases = [named] if isinstance(named, str) else named if isinstance(named, list | tuple) else [None]
+        bases: list[Any] = [named] if isinstance(named, str) else [None]
+        if isinstance(named, list | tuple):
+            bases = list(named)
         if not all(isinstance(base, str) for base in bases):
             raise _refused(f"{display_value(named)} is neither a file nor a list of files", location)
         chain = (*above, _identity(name))

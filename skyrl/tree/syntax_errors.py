@@ -48,19 +48,16 @@ def _shown_error(language: str, text: str, number: int, column: int, reason: str
         start = max(0, column - 1 - _WIDEST // 2) if len(line) > _WIDEST else 0
         head, part = f"{number} | ", line[start : start + _WIDEST].replace("\t", " ").rstrip()
         shown = f"{head}{part}\n{' ' * len(head)}{' ' * (column - 1 - start)}^"
-    cause = next((found for find in _CAUSES[language] if (found := find(line, max(column - 1, 0), reason))), "")
+    cause = _CAUSES[language](line, max(column - 1, 0), reason)
+    cause = cause or next((known for words, known in _BY_WORDS.items() if reason.startswith(words)), "")
     return "\n".join(filter(None, (shown, cause)))
-
-
-Finder = Callable[[str, int, str], str]
-"""The cause, from the line, the index of the error in it and the parser's words; empty if it is another one."""
 
 
 def _word(line: str, at: int) -> str:
     return re.match(_SCALAR, line[at:])[0]  # type: ignore[index]  # the pattern matches anything
 
 
-def _toml_constant(line: str, at: int, reason: str) -> str:
+def _toml(line: str, at: int, reason: str) -> str:
     word = _word(line, at)
     if word.lower() in ("true", "false"):
         return f"TOML writes {word.lower()}"
@@ -68,12 +65,7 @@ def _toml_constant(line: str, at: int, reason: str) -> str:
         return f"TOML writes true or false, not {word}"
     if word.lower() in ("none", "null", "nil", "~"):
         return f'TOML has no {word}: write "none", or leave the field out'
-    return ""
-
-
-def _toml_number(line: str, at: int, reason: str) -> str:
-    before = len(line[:at].rstrip("-+0123456789.eE_"))
-    number = line[before:at] + _word(line, at)
+    number = line[len(line[:at].rstrip("-+0123456789.eE_")) : at] + word
     if re.fullmatch(r"[-+]?\.[0-9]+([eE][-+]?[0-9]+)?", number):
         return f"TOML writes a digit before the point: {number.replace('.', '0.')}"
     if re.fullmatch(r"[-+]?[0-9]+\.([eE][-+]?[0-9]+)?", number):
@@ -81,10 +73,6 @@ def _toml_number(line: str, at: int, reason: str) -> str:
     if re.fullmatch(r"[-+]?0[0-9]+", number):
         sign, _, rest = number.partition("0")
         return f"TOML writes no zero before a whole number: {sign}{rest.lstrip('0') or '0'}"
-    return ""
-
-
-def _toml_text(line: str, at: int, reason: str) -> str:
     if reason.startswith(("Illegal character '\\n'", 'Expected "\'"')):
         return "the closing quote is missing"
     if reason.startswith("Unterminated string"):
@@ -93,10 +81,6 @@ def _toml_text(line: str, at: int, reason: str) -> str:
         return 'TOML has straight quotes: "..."'
     if reason.startswith("Invalid value") and re.match(r"[A-Za-z/~.$<{*@-]", line[at:]):
         return f'text is written in quotes: "{line[at:].split("#")[0].strip()}"'
-    return ""
-
-
-def _toml_structure(line: str, at: int, reason: str) -> str:
     if reason.startswith("Expected '=' after a key"):
         yaml = re.match(r"\s*([\w.-]+)\s*:", line)
         return f"TOML writes {yaml[1]} = ..." if yaml else "TOML writes key = value"
@@ -141,10 +125,6 @@ def _json(line: str, at: int, reason: str) -> str:
     return ""
 
 
-def _by_words(line: str, at: int, reason: str) -> str:
-    return next((cause for words, cause in _BY_WORDS.items() if reason.startswith(words)), "")
-
-
 _BY_WORDS = {
     "Cannot overwrite a value": "the key, or a table of this name, is written before",
     "Unclosed array": "a comma between two items, or the closing ], is missing",
@@ -161,10 +141,9 @@ _BY_WORDS = {
     "Expecting ',' delimiter": "a comma, or the closing bracket, is missing",
     "Invalid \\escape": "a backslash is written twice: \\\\",
 }
-"""Beginning of the words of a parser -> the cause, wherever the error is. The other functions come first."""
+"""Beginning of the words of a parser -> the cause, wherever the error is."""
 
-_CAUSES: Mapping[str, tuple[Finder, ...]] = {
-    "TOML": (_toml_constant, _toml_number, _toml_text, _toml_structure, _by_words),
-    "YAML": (_yaml, _by_words),
-    "JSON": (_json, _by_words),
-}
+_CAUSES: Mapping[str, Callable[[str, int, str], str]] = {"TOML": _toml, "YAML": _yaml, "JSON": _json}
+"""Language -> function of the line, the index of the error in it and the parser's words, that returns the cause; empty
+if it is none that depends on the line.
+"""

@@ -12,7 +12,7 @@ import ast
 import math
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
 from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin
 
@@ -480,11 +480,8 @@ def config_class(kind: object) -> type[attrs.AttrsInstance] | None:
     """The nested class that `kind` names, alone or as one arm of an optional."""
     if isinstance(kind, type):  # the usual case, checked first: this runs for every name of every path
         return kind if attrs.has(kind) else None
-    arms = get_args(kind) if is_union(kind) else (kind,)
-    for arm in map(bare, arms):
-        if isinstance(arm, type) and attrs.has(arm):
-            return arm
-    return None
+    arms = map(bare, get_args(kind) if is_union(kind) else (kind,))
+    return next((arm for arm in arms if isinstance(arm, type) and attrs.has(arm)), None)
 
 
 def _member(value: object, kind: object) -> object:
@@ -507,13 +504,7 @@ def _instance(value: object, kind: type[Any]) -> Any:
 def _fit_union(value: object, kind: object) -> object:
     if is_optional(kind) and (value is None or (type(value) is str and value == "none" and not lists_none(kind))):
         return None
-    arms = _arms(kind)
-    is_single = len(arms) == 1  # beside other types, a text is no list
-
-    def take(arm: object) -> object:
-        return coerce_exact(value, arm) if is_single or not is_list(arm) else _fit_list(value, arm)
-
-    return _convert_by_arms(arms, take, value, kind)
+    return _first_fitting(value, kind, _arms(kind), coerce_exact, _fit_list)
 
 
 def _parse_union(text: str, kind: object) -> object:
@@ -522,19 +513,21 @@ def _parse_union(text: str, kind: object) -> object:
     arms = sorted(_arms(kind), key=lambda arm: arm is str)  # text takes everything, so it is tried last
     if is_bracketed(text) and any(map(is_list, arms)):
         arms = [arm for arm in arms if arm is not str]  # a list whose quotes the shell removed is a mistake, not text
-    is_single = len(arms) == 1
-
-    def take(arm: object) -> object:
-        return parse(text, arm) if is_single or not is_list(arm) else _parse_bracketed(text, arm)
-
-    return _convert_by_arms(arms, take, text, kind)
+    return _first_fitting(text, kind, arms, parse, _parse_bracketed)
 
 
-def _convert_by_arms(arms: Iterable[Any], take: Callable[[Any], Any], value: object, kind: object) -> Any:
+_Read = Callable[[Any, Any], Any]
+"""Function of a value and a type that returns a member of the type, or raises `TypeMismatch`."""
+
+
+def _first_fitting(value: object, kind: object, arms: Sequence[Any], read: _Read, read_list: _Read) -> Any:
+    """The value as a member of the first arm that it fits. Beside other types, a text is no list: `read_list` takes
+    none.
+    """
     refused: list[TypeMismatch] = []
     for arm in arms:
         try:
-            return take(arm)
+            return read(value, arm) if len(arms) == 1 or not is_list(arm) else read_list(value, arm)
         except TypeMismatch as misfit:
             refused.append(misfit)
     if len(refused) == 1 or holds_secret(kind):  # the error of a secret does not repeat the value
