@@ -296,13 +296,9 @@ def _gradients(learner: LearnerRank) -> int:
     zero, trained = learner.zero, learner.trained
     if zero is None or zero.stage == 0:
         return FLOAT * trained // (learner.shards if zero is None else learner.computing.tensor)
-    match zero.stage:
-        case 1:
-            return learner.computing.size * trained // learner.computing.tensor
-        case 2:
-            return learner.computing.size * trained // learner.shards
-        case _:
-            return 0  # they are in a permanent buffer on the GPU, counted in `_state`
+    if zero.stage == 3:
+        return 0  # they are in a permanent buffer on the GPU, counted in `resting`
+    return learner.computing.size * trained // (learner.computing.tensor if zero.stage == 1 else learner.shards)
 
 
 def _whole_gradients(learner: LearnerRank) -> int:

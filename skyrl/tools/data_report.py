@@ -21,7 +21,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.chats.view import marked_text
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.run_kind import RunKind
-from skyrl.config.loading.kinds import kind_named, kind_of, reads_chats, samples_rollouts
+from skyrl.config.loading.kinds import kind_of, reads_chats, samples_rollouts
 from skyrl.data.answer_pairs import LabelledRow, PairRow, RankedRow
 from skyrl.data.conversations import without_nulls
 from skyrl.data.row_streams import rows_in_order
@@ -254,7 +254,7 @@ def row_page(run: Any, source: int, index: int) -> str:
 
     Raises `DataError` with the reason if the row does not exist or is bad.
     """
-    kind = kind_named(run.kind)
+    kind = kind_of(run)
     sources = get_at(run, kind.data)
     if not 0 <= source < len(sources):
         raise DataError(f"there is no source {source}: the run has {len(sources)}, counted from 0")
@@ -263,9 +263,8 @@ def row_page(run: Any, source: int, index: int) -> str:
     experiment: Any = experiment_class(run)(run)
     if kind.rows == "prompts":
         return _prompt(run, experiment.tokenizer, row, name, index)
-    tokenizer, max_length = experiment.tokenizer, experiment.max_length
     try:
-        return _supervised(run, tokenizer, row, name, max_length)
+        return _supervised(run, experiment.tokenizer, row, name, experiment.max_length)
     except DataError as error:
         raise DataError(f"{place_of(name, index)}: {error}") from error
 

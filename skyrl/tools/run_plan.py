@@ -71,6 +71,7 @@ def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
         raise UserError(message) from None
     locations = on_machines(laid, machines)
     prompts, samples = run.trainer.train_batch_size, run.generator.n_samples_per_prompt
+    engines, sizes_of_engines = engines_of(run), ("number", "gpus", "tensor", "pipeline", "data")
     placements = [
         {
             "role": placed.role,
@@ -100,16 +101,10 @@ def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
             for pool in laid.pools
         ],
         "models": [_model(run, model) for model in sizes.models],
-        "engines": _engines(run),
+        "engines": None if engines is None else {name: getattr(engines, name) for name in sizes_of_engines},
         "seats": placements,
         "memory": memory_of(run),
     }
-
-
-def _engines(run: SkyRLTrainConfig) -> dict[str, int] | None:
-    engines = engines_of(run)
-    names = ("number", "gpus", "tensor", "pipeline", "data")
-    return None if engines is None else {name: getattr(engines, name) for name in names}
 
 
 def _model(run: SkyRLTrainConfig, model: Model) -> dict[str, Any]:
@@ -117,6 +112,8 @@ def _model(run: SkyRLTrainConfig, model: Model) -> dict[str, Any]:
     trainer, work, degrees = run.trainer, work_of(run, model), degrees_of(run, model)
     dimensions = ("pipeline", "context", "sequence", "tensor", "expert")
     tokens = trainer.max_tokens_per_microbatch if trainer.max_tokens_per_microbatch > 0 else None
+    # Null for passes that are bounded by tokens: their number depends on the answers.
+    unknown = ("micro_batches", "gradient_accumulation", "scoring_micro_batches", "micro_batch_size")
     return {
         "role": model,
         "ranks": grid_of(run, model).ranks,
@@ -127,15 +124,9 @@ def _model(run: SkyRLTrainConfig, model: Model) -> dict[str, Any]:
         "gradient_accumulation": work.micro_batches,
         "micro_batch_size": trainer.micro_train_batch_size_per_gpu if work.optimizer_steps else 0,
         "scoring_micro_batch_size": trainer.micro_forward_batch_size_per_gpu,
-        **(_BY_TOKENS if tokens else {}),
+        **(dict.fromkeys((*unknown, "scoring_micro_batch_size")) if tokens else {}),
         "tokens_per_micro_batch": tokens,
     }
-
-
-_BY_TOKENS = dict.fromkeys(
-    ("micro_batches", "gradient_accumulation", "scoring_micro_batches", "micro_batch_size", "scoring_micro_batch_size")
-)
-"""Null for passes that are bounded by tokens: their number depends on the answers."""
 
 
 def plan_in(folder: Path) -> Plan | None:

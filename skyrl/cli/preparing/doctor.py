@@ -164,11 +164,10 @@ def examine(run: AnyRun, seconds: float, *, quiet: bool = False) -> list[Cluster
     problems = list(cluster_findings(result, local_facts, shared, layout(kind_of(run).sizes(run)), unit))
     if quiet:
         return problems
-    for line in _aligned(["machine", "python", "torch", "ray", "clock", "free memory", "GPUs"], _machines(result)):
-        click.echo(line)
+    head = ["machine", "python", "torch", "ray", "clock", "free memory", "GPUs"]
+    click.echo("\n".join(_aligned(head, _machines(result))))
     if result.links:
-        for line in ("", *_aligned(["from", "to", "round trip", "bandwidth"], _links(result))):
-            click.echo(line)
+        click.echo("\n".join(["", *_aligned(["from", "to", "round trip", "bandwidth"], _links(result))]))
     click.echo(f"\n{len(problems)} finding{'s' if len(problems) > 1 else ''}:" if problems else "No problems found.")
     for finding in problems:
         click.echo(f"  {finding.where}: {finding.problem}\n    {finding.remedy}")
