@@ -27,6 +27,12 @@ PRODUCTS, MEMORY, LINKS = 0.5, 0.75, 0.7
 HALVED = 0.93
 """Fraction of the rates that remains each time the tensor-parallel degree doubles, since products get smaller."""
 
+LATENCY = 2e-5
+"""Latency of a GPU collective in seconds, besides the time for its bytes."""
+
+LAUNCHES = 1.5e-4
+"""Seconds that Python and the driver take to launch the kernels of one layer without a CUDA graph."""
+
 SIXTEEN_BITS, FLOAT = 2, 4
 
 
@@ -49,11 +55,11 @@ class Rates:
     host_link: float = 25e9
     """Bytes per second to and from host memory: about half the rate of PCI Express 5.0 x16, or that of 4.0."""
 
-    latency: float = 2e-5
-    """Seconds of latency per GPU collective, besides the time for its bytes."""
+    latency: float = LATENCY
+    """Seconds of latency per collective, besides the time for its bytes."""
 
-    launches: float = 1.5e-4
-    """Seconds that Python and the driver take to launch the kernels of one layer without a CUDA graph."""
+    launches: float = LAUNCHES
+    """Seconds to launch the kernels of one layer without a CUDA graph."""
 
     gpus_per_node: int = 8
 
