@@ -5,6 +5,7 @@ machines.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,11 @@ class Prepared:
         """`also` are further checks of the run, such as those of its folders."""
         self._target, self._cluster = target, cluster
         device = kind_of(chosen_root(files, overrides)).path("device")
-        self.is_taken_for_cuda = target != "local" and _is_open(device, files, overrides, environ)
+        self.is_taken_for_cuda = False
+        if target != "local":
+            with suppress(ConfigError):  # a tree that cannot be read is refused below
+                written = load(files, overrides, environ=environ).config
+                self.is_taken_for_cuda = bool(get_at(written, device) == "auto")
         device_overrides = [f"{device}=cuda"] if self.is_taken_for_cuda else []
         composed = compose(files, [*overrides, *device_overrides], strict=strict, environ=environ, also=lambda _: also)
         self.run: Any = composed.config
@@ -116,14 +121,6 @@ class Prepared:
 
     def _value_at(self, field: str) -> Any:
         return get_at(self.run, self._path(field))
-
-
-def _is_open(device: str, files: Sequence[str], overrides: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether the run leaves the device to the machine. False for a tree that cannot be read, which is refused next."""
-    try:
-        return bool(get_at(load(files, overrides, environ=environ).config, device) == "auto")
-    except ConfigError:
-        return False
 
 
 def machines_of(run: RunConfig, cluster: ClusterConfig) -> Machines:

@@ -216,7 +216,9 @@ def _header(job: Job, slurm: SlurmConfig) -> Iterator[str]:
     if job.after:
         yield f"--dependency={','.join(f'afterok:{number}' for number in job.after)}"
         yield "--kill-on-invalid-dep=yes"
-    yield from map(_option, slurm.sbatch_options)
+    for option in slurm.sbatch_options:
+        name, equals, value = option.partition("=")
+        yield f"{name}={_quoted(value)}" if equals else name
 
 
 def _places(job: Job) -> Iterator[str]:
@@ -276,8 +278,3 @@ def _quoted(text: str) -> str:
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
-
-
-def _option(option: str) -> str:
-    name, equals, value = option.partition("=")
-    return f"{name}={_quoted(value)}" if equals else name

@@ -213,10 +213,19 @@ class _Simulation:
             ages.update(version - old for _, old in batch)
             self._trains = True
             self._set_speeds()
-            await self._learners.work(self._world.train_seconds)
+            await self._learners.work(world.train_seconds)
             self._trains = False
             self._set_speeds()
-            await self._sync()
+            self._open.clear()  # engines take no new work until the transfer is complete
+            while not world.interrupt and self._drawing:
+                self._quiet.clear()
+                await self._quiet.wait()
+            self._gets_weights = True
+            self._set_speeds()
+            await asyncio.sleep(world.sync_seconds)
+            self._gets_weights = False
+            self._set_speeds()
+            self._open.set()
         seconds = clock()
         await self._stream.close()
         return Outcome(
@@ -233,19 +242,6 @@ class _Simulation:
         together = 1.0 - self._world.shared
         self._engines.set(0.0 if self._gets_weights else together if self._trains else 1.0)
         self._learners.set(together if self._drawing and not self._gets_weights else 1.0)
-
-    async def _sync(self) -> None:
-        """Transfer new weights; engines take no new work until the transfer is complete."""
-        self._open.clear()
-        while not self._world.interrupt and self._drawing:
-            self._quiet.clear()
-            await self._quiet.wait()
-        self._gets_weights = True
-        self._set_speeds()
-        await asyncio.sleep(self._world.sync_seconds)
-        self._gets_weights = False
-        self._set_speeds()
-        self._open.set()
 
     async def _group(self, prompt: Prompt, version: int, attempt: int) -> TrajectoryGroup:
         await asyncio.gather(*(self._trajectory() for _ in range(self._world.samples_per_prompt)))
