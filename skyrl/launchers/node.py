@@ -102,7 +102,9 @@ def run_on_ray(
     }
     own = _address(share.interface, node.name)
     if node.rank == 0:
-        address = f"{own}:{_free_port()}"
+        with socket.socket() as probe:  # the kernel picks a free port
+            probe.bind(("", 0))
+            address = f"{own}:{probe.getsockname()[1]}"
         scratch = _private_folder(Path(tempfile.gettempdir()) / f"skyrl-ray-{node.start}")
         with _ray(node, own, address, scratch, share, environ) as head:
             _wait_until_it_listens(address, head)
@@ -217,9 +219,3 @@ def _address(interface: str, name: str) -> str:
         probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel picks the address
         return str(probe.getsockname()[0])
     return "127.0.0.1"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

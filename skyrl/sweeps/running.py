@@ -27,8 +27,13 @@ def run_here(launcher: Launcher, trials: Sequence[SweepTrial], at_once: int, say
 
     Trials that an earlier command has started and that still run are not started again, but waited for and counted.
     """
-    by_number = {trial.number: trial for trial in trials}
-    running = _taken_over(launcher, trials, say)
+    by_number, running = {trial.number: trial for trial in trials}, dict[int, Launch]()
+    for launch in _launches_in(trials[0].folder.parent) if trials else ():
+        if launcher.state(launch).startswith(ACTIVE):
+            number = int(launch.folder.name)
+            running[number] = launch
+            point = spelled(by_number[number].point) if number in by_number else "values that the sweep no longer has"
+            say(f"trial {number} is running already: {point}")
     waiting, pause = [trial for trial in trials if trial.number not in running], threading.Event()
     restarted = set[int]()
     try:
@@ -55,19 +60,6 @@ def run_here(launcher: Launcher, trials: Sequence[SweepTrial], at_once: int, say
             message = f"The sweep was stopped, and running trials with it: {ended}. The same command continues them."
             raise Stopped(message, error.exit_code) from None
         raise
-
-
-def _taken_over(launcher: Launcher, trials: Sequence[SweepTrial], say: Callable[[str], None]) -> dict[int, Launch]:
-    """Launches of trials that an earlier command has started and that still run, those of values that the sweep no
-    longer has included.
-    """
-    running, points = {}, {trial.number: spelled(trial.point) for trial in trials}
-    for launch in _launches_in(trials[0].folder.parent) if trials else ():
-        if launcher.state(launch).startswith(ACTIVE):
-            number = int(launch.folder.name)
-            running[number] = launch
-            say(f"trial {number} is running already: {points.get(number, 'values that the sweep no longer has')}")
-    return running
 
 
 def _launches_in(tasks: Path) -> list[Launch]:

@@ -226,9 +226,18 @@ def bisect(one: Path, other: Path) -> Parting:
     result: tuple[Difference, ...] = ()
     for step in sorted(steps_of[0] & steps_of[1]):
         compared.append(step)
-        result = tuple(
-            _recording_differences(*folders, step) if recorded else _metric_differences(*(run[step] for run in metrics))
-        )
+        if recorded:
+            first, second = (folder.recording() for folder in folders)
+            groups = first.sampled(step).groups
+            samples = differences_of_samples(groups, second.sampled(step).groups)
+            result = *samples, *differences_of_computing(first.computed(step), second.computed(step), groups)
+        else:
+            before, after = (run[step] for run in metrics)
+            result = tuple(
+                Difference("metrics", name, repr(before.get(name)), repr(after.get(name)))
+                for name in dict.fromkeys([*before, *after])
+                if before.get(name) != after.get(name)
+            )
         if result:
             break
     return Parting(
@@ -239,19 +248,6 @@ def bisect(one: Path, other: Path) -> Parting:
         differences=result,
         only_in_one=tuple(sorted(steps_of[0] ^ steps_of[1])),
     )
-
-
-def _recording_differences(one: RunFolder, other: RunFolder, step: int) -> Iterator[Difference]:
-    first, second = one.recording(), other.recording()
-    groups = first.sampled(step).groups
-    yield from differences_of_samples(groups, second.sampled(step).groups)
-    yield from differences_of_computing(first.computed(step), second.computed(step), groups)
-
-
-def _metric_differences(one: dict[str, Any], other: dict[str, Any]) -> Iterator[Difference]:
-    for name in dict.fromkeys([*one, *other]):
-        if one.get(name) != other.get(name):
-            yield Difference("metrics", name, repr(one.get(name)), repr(other.get(name)))
 
 
 def _metrics(folder: RunFolder) -> dict[int, dict[str, Any]]:

@@ -133,7 +133,11 @@ class Rehearsal:
             changes |= {"trainer.teacher.endpoint.url": None, "trainer.teacher.endpoint.sources": {}}
             findings.append(Finding("served teachers", "not tried", "a small one in the run takes their place"))
         if evaluates(run.trainer):
-            changes["data.val_data"] = self._few_rows(run.data.val_data)
+            files = [self.folder / f"evaluation-{number}.jsonl" for number in range(len(run.data.val_data))]
+            for file, source in zip(files, run.data.val_data, strict=True):
+                rows = islice((row for row in iterate_rows(source) if not isinstance(row, BadRow)), EVALUATED)
+                file.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows), encoding="utf-8")
+            changes["data.val_data"] = tuple(map(str, files))
             findings.append(Finding("data", "folded", f"{EVALUATED} rows of each evaluation source"))
         findings += [Finding("layout", "folded", line) for line in folded_lines(run, changes)]
         return changes | self._places(), findings
@@ -164,16 +168,6 @@ class Rehearsal:
             "trainer.recover_mode": default_at(SkyRLTrainConfig, "trainer.recover_mode"),  # resume_mode decides
         }
         return places | ({"trainer.eval_interval": "1"} if evaluates(self.run.trainer) else {})
-
-    def _few_rows(self, sources: Sequence[str]) -> tuple[str, ...]:
-        """Write files with the first rows of each source. Returns their paths."""
-        files = []
-        for number, source in enumerate(sources):
-            rows = islice((row for row in iterate_rows(source) if not isinstance(row, BadRow)), EVALUATED)
-            file = self.folder / f"evaluation-{number}.jsonl"
-            file.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows), encoding="utf-8")
-            files.append(str(file))
-        return tuple(files)
 
     def _folded_file(self, changes: dict[str, Any]) -> tuple[Path, list[Finding]]:
         """Write the folded run to a file. A setting that is invalid for one process on a CPU is reset to its default

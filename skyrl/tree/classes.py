@@ -227,30 +227,26 @@ def _checked_fields(cls: type[Any], attributes: list[attrs.Attribute[Any]]) -> l
                 hint = f"write {attribute.name}: {written} = <default>, such as an instance of its class"
                 raise TypeError(f"{cls.__name__}.{attribute.name} needs a default: {hint}")
             attribute = attribute.evolve(default=attrs.Factory(kind))
-        if left_out := _not_supported(attribute):
+        given: Any = attribute
+        unsupported = {  # by the methods below
+            "alias": given.alias not in (None, given.name, given.name.lstrip("_")),
+            "eq": given.eq_key is not None,
+            "order": given.order_key is not None or given.order != given.eq,
+            "hash": given.hash not in (None, given.eq),
+            "on_setattr": given.on_setattr is not None,
+            "repr": not isinstance(given.repr, bool),
+        }
+        if left_out := next((name for name, is_set in unsupported.items() if is_set), ""):
             raise TypeError(f"{cls.__name__}.{attribute.name}: field({left_out}=...) has no effect here; leave it out")
         if isinstance(attribute.default, _FACTORY) and attribute.default.takes_self:
             raise TypeError(f"{cls.__name__}.{attribute.name}: a default cannot depend on other fields; use a rule")
-        if cast(Any, attribute).inherited and attribute.name in vars(cls):
+        if given.inherited and attribute.name in vars(cls):
             raise TypeError(f"{cls.__name__}.{attribute.name} needs a type: write {attribute.name}: <type> = <default>")
         if attribute.converter:
             metadata = {**attribute.metadata, "converter": attribute.converter}
             attribute = attribute.evolve(converter=None, metadata=metadata)
         checked.append(attribute)
     return checked
-
-
-def _not_supported(attribute: Any) -> str:
-    """The argument of `attrs.field` that the methods below do not support; empty if there is none."""
-    unsupported = {
-        "alias": attribute.alias not in (None, attribute.name, attribute.name.lstrip("_")),
-        "eq": attribute.eq_key is not None,
-        "order": attribute.order_key is not None or attribute.order != attribute.eq,
-        "hash": attribute.hash not in (None, attribute.eq),
-        "on_setattr": attribute.on_setattr is not None,
-        "repr": not isinstance(attribute.repr, bool),
-    }
-    return next((name for name, is_set in unsupported.items() if is_set), "")
 
 
 def _init(self: Any, /, **kwargs: object) -> None:
