@@ -25,7 +25,11 @@ def model_report(path: str, *, longest: int | None) -> Iterator[str]:
     config = load_config(path, {LONGEST_ROW: longest})
     yield f"{path}: {config.model_type}{_bounds(config)}"
     rows = row_support(config, "sdpa", pack=True, share_prompts=True)
-    yield f"  rows      {rows.reason.partition(': rows run ')[2] or _exactness(config, rows)}"
+    if not (layout := rows.reason.partition(": rows run ")[2]):
+        tried = "sdpa" if rows.attention == SEGMENTS else rows.attention
+        result = next(differences(config, tried, pack=rows.pack, share_prompts=rows.share_prompts))
+        layout = f"packed with shared prompts, within {result.nats:.1g} nats of each row alone in a small copy"
+    yield f"  rows      {layout}"
     try:
         support = sampling_support(config, "sdpa")
         engine = f"attention {support.attention}" + (f": {support.reason}" if support.reason else "")
@@ -55,12 +59,6 @@ def _bounds(config: PretrainedConfig) -> str:
     kinds = dict.fromkeys(getattr(text, "layer_types", None) or [])
     layers = [" and ".join(kinds).replace("_", " ")] if len(kinds) > 1 else []
     return "".join(f", {item}" for item in (*layers, *bounds))
-
-
-def _exactness(config: PretrainedConfig, rows: RowSupport) -> str:
-    attention = "sdpa" if rows.attention == SEGMENTS else rows.attention
-    result = next(differences(config, attention, pack=rows.pack, share_prompts=rows.share_prompts))
-    return f"packed with shared prompts, within {result.nats:.1g} nats of each row alone in a small copy"
 
 
 def _settings(config: PretrainedConfig, rows: RowSupport) -> Iterator[str]:

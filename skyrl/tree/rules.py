@@ -292,17 +292,14 @@ def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
             bare = evolve_at(bare, path, step.unset)
         rederived = derive(bare, rules, taken_as_written(rules, candidates), leaf_by_leaf=True)[0]
         other = [step for path, step in candidates.items() if not _alike(get_at(rederived, path), get_at(config, path))]
-        by_hand = {step.given if step.given in candidates else step.writes for step in _roots(other)}
+        written = {step.writes for step in other}
+        # Those that read nothing that another of them writes; the others may differ only as a consequence.
+        roots = [step for step in other if not written & {*step.reads}] or other
+        by_hand = {step.given if step.given in candidates else step.writes for step in roots}
         if not by_hand:
             tables = tuple(_derived_tables(config, rules, candidates))
             return (*tables, *(path for path, step in candidates.items() if step.table not in tables))
         candidates = {path: step for path, step in candidates.items() if path not in by_hand}
-
-
-def _roots(steps: Sequence[Rule[T]]) -> list[Rule[T]]:
-    """Rules that read nothing that another of them writes; the others may differ only as a consequence."""
-    written = {step.writes for step in steps}
-    return [step for step in steps if not written & {*step.reads}] or list(steps)
 
 
 def _derived_tables(config: T, rules: Sequence[Rule[T]], derived: Collection[str]) -> Iterator[str]:
