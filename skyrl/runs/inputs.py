@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skyrl.chats.tokenizer import ChatTokenizer
@@ -128,9 +128,23 @@ def read_model_configs(
     if backend_of(generator.inference_engine).head_sizes_on_a_cpu:
         trusted = bool(generator.inference_engine.engine_init_kwargs.get("trust_remote_code", False))
         refuse_unsuitable(model_facts(policy, trust_remote_code=trusted, overrides=replaced), run.trainer.device)
-    turns = generator.max_input_length if generator.max_turns > 1 else None
-    sampled = [(train, generator.sampling_params), (evaluation, generator.eval_sampling_params)]
-    _refuse_long(max_positions(policy, replaced), sampled, turns)
+    positions = max_positions(policy, replaced)
+    turns = generator.max_input_length if generator.max_turns > 1 else None  # the longest input of a turn
+    for dataset, sampling in ((train, generator.sampling_params), (evaluation, generator.eval_sampling_params)):
+        if dataset is None or sampling is None or positions is None:
+            continue
+        longest = dataset.facts.longest
+        if longest + sampling.max_generate_length > positions:
+            raise DataError(
+                f"the longest prompt ({longest} tokens) and max_generate_length = {sampling.max_generate_length} "
+                f"do not fit into the {positions} positions of the model: lower max_generate_length, or leave long "
+                "prompts out with trainer.max_prompt_length"
+            )
+        if turns is not None and turns + sampling.max_generate_length > positions:
+            raise DataError(
+                f"generator.max_input_length = {turns} and max_generate_length = {sampling.max_generate_length} do not "
+                f"fit into the {positions} positions of the model: lower one of them"
+            )
 
 
 def compare_served_tokens(own: ChatTokenizer, path: str, url: str, policy: str) -> None:
@@ -157,27 +171,6 @@ def refuse_other_tokens(own: ChatTokenizer, other: ChatTokenizer, *, policy: str
             f"the teacher {teacher} has another tokenizer than the policy: {len(differing)} tokens differ, such as "
             f"{token!r}, which is number {number} of {whose} alone. Use a teacher with the tokens of {policy}"
         )
-
-
-def _refuse_long(positions: int | None, sampled: Iterable[tuple[PromptDataset | None, Any]], turns: int | None) -> None:
-    """Refuse prompts and turns that leave no room for an answer. `turns` is the longest input of a turn if a
-    conversation has several.
-    """
-    for dataset, sampling in sampled:
-        if dataset is None or sampling is None or positions is None:
-            continue
-        longest = dataset.facts.longest
-        if longest + sampling.max_generate_length > positions:
-            raise DataError(
-                f"the longest prompt ({longest} tokens) and max_generate_length = {sampling.max_generate_length} "
-                f"do not fit into the {positions} positions of the model: lower max_generate_length, or leave long "
-                "prompts out with trainer.max_prompt_length"
-            )
-        if turns is not None and turns + sampling.max_generate_length > positions:
-            raise DataError(
-                f"generator.max_input_length = {turns} and max_generate_length = {sampling.max_generate_length} do not "
-                f"fit into the {positions} positions of the model: lower one of them"
-            )
 
 
 def report_unread_variables(path: str, tokenizer: ChatTokenizer, arguments: Mapping[str, Any]) -> None:

@@ -139,18 +139,21 @@ def evaluate_pairs(target: Target, overrides: Sequence[str], to: Path | None) ->
         trained = compose(stored, settings, environ=os.environ).config
         assert is_preference_run(trained)
         metrics, numbers = _measured(trained, run)
-    pairs = {name: len(own) for name, own in numbers.items()}
+    bounds = {}
+    for source, own in numbers.items():
+        for number in dict.fromkeys(number for item in own for number in item):
+            if number not in (OF_ALL_LABELS if run.unpaired else OF_ALL_PAIRS):
+                values = [[item[number]] for item in own if number in item]
+                # Wilson's interval of the accuracy, bootstrapped ones of rewards, margin and KL.
+                interval_of = share_interval if number == "accuracy" else mean_interval
+                bounds[f"eval/{source}/{number}"] = interval_of(values)
     results = {
         "target": target.name,
         "step": target.step,
-        "pairs": pairs,
+        "pairs": {name: len(own) for name, own in numbers.items()},
         "confidence": 0.95,
         "metrics": metrics,
-        "intervals": {
-            f"eval/{name}/{number}": interval
-            for name, own in numbers.items()
-            for number, interval in _intervals(own, without=OF_ALL_LABELS if run.unpaired else OF_ALL_PAIRS).items()
-        },
+        "intervals": bounds,
     }
     file = folder / "results.json"
     folder.mkdir(parents=True, exist_ok=True)
@@ -210,15 +213,6 @@ def _measured(trained: PreferenceConfig, run: PreferenceConfig) -> tuple[dict[st
     rest = iter(per_item)
     by_dataset = {name: list(islice(rest, len(dataset))) for name, dataset in policy.eval_datasets.items()}
     return metrics, {**by_dataset, "all": per_item}
-
-
-def _intervals(numbers: Numbers, without: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """95 % intervals of the means but those `without`: Wilson's of the accuracy, bootstrapped of rewards, margin and
-    KL.
-    """
-    names = [name for name in dict.fromkeys(name for own in numbers for name in own) if name not in without]
-    values = {name: [[own[name]] for own in numbers if name in own] for name in names}
-    return {name: (share_interval if name == "accuracy" else mean_interval)(own) for name, own in values.items()}
 
 
 def pair_table(results: dict[str, Any]) -> list[str]:

@@ -117,7 +117,11 @@ def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(path)
     file = path.resolve()
-    name = _module_name(file)
+    name = f"skyrl_user_{file.stem}"  # from the file name, since stored classes refer to it
+    if name in sys.modules and sys.modules[name].__file__ != str(file):  # a second file of this name
+        from hashlib import sha256
+
+        name = f"{name}_{sha256(str(file).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     _search(file.parent, Path.cwd())
@@ -159,18 +163,6 @@ def _refuse_ambiguous(file: Path) -> None:
             and Path(other).resolve() not in [item.resolve() for item in siblings]
         ):
             raise ImportError(f"{siblings[0]} and {other} are two modules called {name}: rename one of them")
-
-
-def _module_name(file: Path) -> str:
-    """Module name derived from the file name, since stored classes refer to it; a second file of the same name gets a
-    longer one.
-    """
-    name = f"skyrl_user_{file.stem}"
-    if name not in sys.modules or sys.modules[name].__file__ == str(file):
-        return name
-    from hashlib import sha256
-
-    return f"{name}_{sha256(str(file).encode()).hexdigest()[:8]}"
 
 
 def _import_failure(where: str, failure: BaseException) -> str:

@@ -72,18 +72,13 @@ def _work(model: Mapping[str, Any]) -> list[str]:
     if model["rows_scored"]:
         passes = _passes(model, "scoring_micro_batches", "scoring_micro_batch_size", "pass", "passes")
         tasks.append(f"scores {counted(model['rows_scored'], 'sample')} in {passes}")
-    return [str(model["role"]), str(model["ranks"]), _replicas(model), "; ".join(tasks)]
-
-
-def _replicas(model: Mapping[str, Any]) -> str:
-    """Number of replicas, and the ranks of each: `4`, or `4 x sequence 2` if pairs of ranks share sequences. In
-    `4 (expert 2)`, pairs of ranks hold different experts.
-    """
+    # Number of replicas, and the ranks of each: `4`, or `4 x sequence 2` if pairs of ranks share sequences. In
+    # `4 (expert 2)`, pairs of ranks hold different experts.
     sizes = {name: model[f"{name}_parallel"] for name in ("pipeline", "context", "sequence", "tensor")}
     shared = (f"{name} {size}" for name, size in sizes.items() if size > 1)
-    replicas = " x ".join([str(model["data_parallel"]), *shared])
-    experts = model["expert_parallel"]
-    return f"{replicas} (expert {experts})" if experts > 1 else replicas
+    experts = f" (expert {model['expert_parallel']})" if model["expert_parallel"] > 1 else ""
+    replicas = " x ".join([str(model["data_parallel"]), *shared]) + experts
+    return [str(model["role"]), str(model["ranks"]), replicas, "; ".join(tasks)]
 
 
 def _passes(model: Mapping[str, Any], count: str, size: str, noun: str, plural: str) -> str:
