@@ -258,7 +258,8 @@ class ClassOf:
     """Function of the field's value, and whether it may be imported, that returns the configuration class or None."""
 
 
-A, K = TypeVar("A"), TypeVar("K")
+A = TypeVar("A")
+K = TypeVar("K")
 
 _LISTS = (tuple, list, Sequence)
 _MAPPINGS = (Mapping, dict, FrozenDict)
