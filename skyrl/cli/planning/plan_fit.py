@@ -59,7 +59,7 @@ def fit(arguments: Sequence[str], gpus: int, answer_tokens: float | None) -> dic
         if len(proposed) == SHOWN:
             break
     if not proposed:
-        raise UserError(f"--fit {gpus}: {_why_none(run, gpus, refusals)}")
+        raise UserError(f"--fit {gpus}: {_missing_layout_reason(run, gpus, refusals)}")
     return {"gpus": gpus, "gpu_kind": run.trainer.placement.gpu_kind, "proposals": proposed}
 
 
@@ -110,7 +110,7 @@ def _run(files: Sequence[str], words: Sequence[str]) -> SkyRLTrainConfig:
     return run
 
 
-def _why_none(run: SkyRLTrainConfig, gpus: int, refusals: Sequence[str]) -> str:
+def _missing_layout_reason(run: SkyRLTrainConfig, gpus: int, refusals: Sequence[str]) -> str:
     if refusals:
         return f"`skyrl config check` refuses all layouts that fit: {refusals[0]}"
     kind, more = run.trainer.placement.gpu_kind, gpus
