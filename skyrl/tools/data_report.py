@@ -22,11 +22,10 @@ from skyrl.chats.view import marked_text
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.loading.kinds import kind_of, reads_chats, samples_rollouts
-from skyrl.data.answer_pairs import LabelledRow, PairRow, RankedRow
 from skyrl.data.conversations import without_nulls
 from skyrl.data.row_streams import rows_in_order
 from skyrl.data.sources import BadRow, Row, checked_rows, is_table, kind_of_value, place_of
-from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
+from skyrl.data.tokenized_rows import LabelledRow, PairRow, PreferenceRow, RankedRow, SupervisedRow
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.sampling import columns_of, prompt_maker
