@@ -16,8 +16,8 @@ import itertools
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Coroutine, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -40,13 +40,19 @@ from skyrl.inference.engine import (
 from skyrl.inference.gate import Gate
 from skyrl.inference.sampling import Drawable
 from skyrl.inference.vllm.arguments import engine_arguments
-from skyrl.inference.vllm.asynchronous import AsyncBackend
-from skyrl.inference.vllm.backend import Backend, adapter_request, first_line, refusals, reporter
+from skyrl.inference.vllm.backend import (
+    AsyncBackend,
+    Backend,
+    SteppedBackend,
+    adapter_request,
+    first_line,
+    refusals,
+    reporter,
+)
 from skyrl.inference.vllm.environment import import_ahead, import_vllm, set_variables
 from skyrl.inference.vllm.keyed_draws import keyed_arguments
 from skyrl.inference.vllm.model import expected_weights, model_facts, overridden, refuse_unfit
 from skyrl.inference.vllm.sampling_arguments import check_sampling, completion, prompt_scores, sampling_arguments
-from skyrl.inference.vllm.stepped import SteppedBackend
 from skyrl.inference.weights import refuse_beside_adapters
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.models.files.stored_adapter import stored_settings
@@ -172,13 +178,12 @@ class VLLMEngine:
         refuse_beside_adapters(self._adapters.by_name)
         if isinstance(incoming, Adapter):
             refuse_foreign(incoming, self._expected.matrices)
-            await self._run_on_loop(self._conclude_load(self._adopt_adapter(incoming), version))
-            return False  # vLLM reads the adapter from files
-        refuse_unfit(self._expected, incoming)
+        else:
+            refuse_unfit(self._expected, incoming)
         if isinstance(incoming, SharedWeights) and not self._backend.shares_memory:
             raise WeightSyncError("weights shared in memory do not reach an engine that runs in processes of its own")
-        await self._run_on_loop(self._conclude_load(self._reload_weights(incoming), version))
-        return True
+        await self._run_on_loop(self._reload_weights(incoming, version))
+        return not isinstance(incoming, Adapter)  # vLLM reads an adapter from files
 
     async def add_adapter(self, name: str, adapter: Adapter) -> None:
         """Makes an adapter one that requests may name; see `InferenceEngine.add_adapter`. vLLM reads it from files."""
@@ -213,14 +218,9 @@ class VLLMEngine:
     async def _generate(self, request: GenerationRequest, limit: int) -> tuple[Completion, ...]:
         async with self._gate:
             self._refuse_if_out_of_service()
-            if request.adapter is None:
-                return await self._samples(request, limit, None)
-            async with self._adapters.using(request.adapter) as adapter:
-                return await self._samples(request, limit, adapter)
-
-    async def _samples(self, request: GenerationRequest, limit: int, adapter: object) -> tuple[Completion, ...]:
-        samples = [self._sample(request, index, limit, adapter) for index in range(len(request.keys))]
-        return tuple(await gather_or_cancel(samples))
+            async with nullcontext() if request.adapter is None else self._adapters.using(request.adapter) as adapter:
+                samples = [self._sample(request, index, limit, adapter) for index in range(len(request.keys))]
+                return tuple(await gather_or_cancel(samples))
 
     def _refuse_if_out_of_service(self) -> None:
         if self._closed:
@@ -267,26 +267,22 @@ class VLLMEngine:
         await self._backend.resume()
         self._gate.open()
 
-    async def _reload_weights(self, incoming: IncomingWeights) -> str:
-        """Replaces the weights in vLLM's workers. Returns an empty string, or the reason why that stopped halfway."""
-        plain = incoming if self._backend.shares_memory else as_plain(incoming)  # type: ignore[arg-type]  # shared: tensors
-        outcomes = await self._backend.call_workers("skyrl_load_weights", plain, self._expected.tied)
-        return load_failure(outcomes, incoming)
-
-    async def _adopt_adapter(self, adapter: Adapter) -> str:
-        """Draws samples with this adapter beside the weights, after its tensors were compared with their digests."""
-        with TemporaryDirectory() as folder:
-            await asyncio.to_thread(write_adapter, adapter, Path(folder))
-            await self._backend.adopt_adapter(folder)
-        return ""
-
-    async def _conclude_load(self, replacing: Coroutine[Any, Any, str], version: int) -> None:
+    async def _reload_weights(self, incoming: IncomingWeights, version: int) -> None:
+        """Replaces the weights in vLLM's workers, or adopts an adapter beside them."""
+        problem = ""
         try:
-            problem = await replacing
+            if isinstance(incoming, Adapter):
+                with TemporaryDirectory() as folder:
+                    await asyncio.to_thread(write_adapter, incoming, Path(folder))  # compared with its digests
+                    await self._backend.adopt_adapter(folder)
+            else:
+                plain = incoming if self._backend.shares_memory else as_plain(incoming)  # type: ignore[arg-type]  # shared: tensors
+                outcomes = await self._backend.call_workers("skyrl_load_weights", plain, self._expected.tied)
+                problem = load_failure(outcomes, incoming)
             if not problem and not await self._backend.drop_caches(version):
                 problem = "vLLM could not drop what it had computed with the old weights"
         except Exception as error:  # noqa: BLE001 - after any error the weights are incomplete
-            problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+            problem = next(iter(str(error).splitlines()), type(error).__name__)
         if problem:
             self._broken = (
                 f"this engine is out of service: loading weights of version {version} stopped halfway: {problem}"
@@ -348,13 +344,12 @@ class VLLMEngine:
 
 async def _start_backend(config: InferenceEngineConfig, arguments: dict[str, Any], drawable: Drawable) -> Backend:
     """vLLM, started and prepared. Runs on the engine's event loop."""
-    make: Callable[[], Backend] = (
-        (lambda: AsyncBackend(arguments, ray_statistics=config.enable_ray_prometheus_stats))
-        if config.async_engine
-        else (lambda: SteppedBackend(arguments))
-    )
+    backend: Backend
     try:
-        backend = make()
+        if config.async_engine:
+            backend = AsyncBackend(arguments, ray_statistics=config.enable_ray_prometheus_stats)
+        else:
+            backend = SteppedBackend(arguments)
     except SkyRLError:
         raise
     except Exception as error:
