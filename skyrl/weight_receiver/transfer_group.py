@@ -75,9 +75,8 @@ class TransferGroup:
                 channel.close()
 
     @contextmanager
-    def rendezvous(self, details: str = "") -> Iterator[Store]:
-        """Yields the store once every member has registered. The others find this one's `details` in it. Raises as
-        `join`.
+    def rendezvous(self) -> Iterator[Store]:
+        """Yields the store once every member has registered. Raises as `join`.
 
         An error in the body ends the waiting of the others.
         """
@@ -90,7 +89,7 @@ class TransferGroup:
             ) from error
         store = PrefixStore(self.name, tcp)
         try:
-            store.set(presence_key(self.rank), details)
+            store.set(presence_key(self.rank), "")
             wait_for(store, [presence_key(rank) for rank in range(self.size)], self.timeout, self._absent_members)
             yield store
             _IDLE[self.host, self.port].append(tcp)  # one that failed is not used again
