@@ -16,15 +16,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.storage import TypedStorage
 
 from skyrl.errors import WeightSyncError
 from skyrl.weight_receiver import transfer_group
 from skyrl.weight_receiver.checksums import Digests
-from skyrl.weight_receiver.incoming_weights import VLLMNativeWeights, summarize_problems
-
-Weights = Iterator[tuple[str, Tensor]]
+from skyrl.weight_receiver.incoming_weights import VLLMNativeWeights, Weights, summarize_problems
 
 
 def receive(worker: Any, index: int, incoming: VLLMNativeWeights, expand: Callable[[Weights], Weights]) -> None:

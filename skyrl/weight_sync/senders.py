@@ -29,12 +29,11 @@ from torch.distributed import distributed_c10d as c10d
 from skyrl.storage.modes import save_tensors
 from skyrl.storage.places import is_address, storage_at
 from skyrl.weight_receiver.checksums import Digests, is_hashed_at_once
-from skyrl.weight_receiver.incoming_weights import DeltaFiles, WeightInfo, as_bytes, digest, weight_info
+from skyrl.weight_receiver.incoming_weights import DeltaFiles, WeightInfo, Weights, as_bytes, digest, weight_info
 from skyrl.weight_receiver.transfer_group import END, RequestSender, TransferGroup
 from skyrl.weight_receiver.vllm_native import plain_handle
 
 T = TypeVar("T")
-Weights = Iterator[tuple[str, Tensor]]
 
 _VLLM_TRANSFER = "vllm.distributed.weight_transfer"
 

@@ -155,7 +155,7 @@ def story(model: CausalLM, kind: str, seed: int) -> list[Completion]:
             version += 1
             replace_weights(model.hf_model, SharedWeights(tuple(nano_model(kind, seed=version).state_dict().items())))
             model.invalidate()
-            batch.set_weights_version(version)
+            batch.weight_version = version
         if event == "sleep":
             model.release()
     while batch.rows or waiting:

@@ -268,23 +268,25 @@ class Admission:
                 waiting.set_result(served)
 
     def _engine_with_capacity(self, request: GenerationRequest) -> ServingEngine | None:
-        """An engine that has a prefix of the request cached, that of the conversation first; else the one with the
-        fewest samples relative to its limit, if the request fits. An idle engine takes any request.
+        """An engine that has a prefix of the request cached, else the one with the fewest samples relative to its
+        limit, if the request fits; an idle engine takes any request.
         """
         if not self.serving:
             return None
         least = min(self.serving, key=lambda candidate: candidate.samples / candidate.limit.value)
         mean = sum(item.samples for item in self.serving) / len(self.serving)
-        if len(self.serving) > 1:
-            before = self._conversations.engine_of(request)
-            holders = sorted(self.prefixes.engines_of(request.prompt_ids), key=lambda candidate: candidate.samples)
-            for served in (before, *holders):
-                if served is not None and served in self.serving:
-                    samples = served.samples + len(request.keys)
-                    if samples <= served.limit.value and not is_overloaded(samples, mean):
-                        return served
+        for served in self._engines_with_prefix(request) if len(self.serving) > 1 else ():
+            samples = served.samples + len(request.keys)
+            if samples <= served.limit.value and not is_overloaded(samples, mean):
+                return served
         fits = least.samples + len(request.keys) <= least.limit.value
         return least if fits or least.samples == 0 else None
+
+    def _engines_with_prefix(self, request: GenerationRequest) -> Iterator[ServingEngine]:
+        """Engines in service that have a prefix of the request cached: that of the conversation, then others."""
+        before = self._conversations.engine_of(request)
+        holders = sorted(self.prefixes.engines_of(request.prompt_ids), key=lambda candidate: candidate.samples)
+        return (item for item in (before, *holders) if item is not None and item in self.serving)
 
     async def _adapt(self, served: ServingEngine) -> None:
         """Adapt the engine's concurrency limit to its load."""

@@ -199,15 +199,25 @@ class InferenceEngineClient:
                 return tuple(_drawn_by(served.number, sample, others) for sample in drawn)
 
     async def _draw_from(self, served: ServingEngine, request: GenerationRequest) -> tuple[Completion, ...] | None:
-        """The answer of an engine to a request that is counted in; None if the engine was lost."""
+        """The answer of an engine to a request that is counted in; None if the engine was lost. Ends together with the
+        engine's call, cancelled or not.
+        """
+        call = asyncio.ensure_future(served.engine.generate(request))
+        served.calls.add(call)
         try:
-            call = await self._call(served, request)
+            try:
+                await asyncio.wait([call])
+            except asyncio.CancelledError:
+                call.cancel()
+                await asyncio.wait([call])
+                raise
             if not call.cancelled() or served in self._serving:
                 self._admission.record_drawn(request, served)
                 return call.result()
         except _LOST as error:
             self._lose(served, error)
         finally:
+            served.calls.discard(call)
             self._admission.record_ended(request, served)
         return None
 
@@ -437,20 +447,6 @@ class InferenceEngineClient:
         for engine, outcome in zip(self.engines, outcomes, strict=True):
             if isinstance(outcome, BaseException) and engine in serving and not isinstance(outcome, ProcessError):
                 raise outcome
-
-    async def _call(self, served: ServingEngine, request: GenerationRequest) -> asyncio.Future[tuple[Completion, ...]]:
-        """Await an engine's call until it has ended in any way; cancelled together with its caller."""
-        call = asyncio.ensure_future(served.engine.generate(request))
-        served.calls.add(call)
-        try:
-            await asyncio.wait([call])
-        except asyncio.CancelledError:
-            call.cancel()
-            await asyncio.wait([call])
-            raise
-        finally:
-            served.calls.discard(call)
-        return call
 
     def _refuse_where_none_serves(self) -> None:
         """Raises the error that killed the last engine, if no engine is in service."""

@@ -84,12 +84,8 @@ class EngineProxy:
 
     def __init__(self, handle: Handle[InferenceEngine]) -> None:
         self._handle = handle
-        self._weight_version = 0
-
-    @property
-    def weight_version(self) -> int:
+        self.weight_version = 0
         """The version of the weights that was last adopted through this object; 0 until then."""
-        return self._weight_version
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """One completion per key, in order. A callback cannot reach another process: tokens are fetched for it."""
@@ -128,7 +124,7 @@ class EngineProxy:
             if error.process == self._handle.name:
                 raise
             raise WeightSyncError(f"{self._handle.name} got no weights: {error}") from error  # another member ended
-        self._weight_version = version
+        self.weight_version = version
         return is_verified
 
     async def add_adapter(self, name: str, adapter: Adapter) -> None:

@@ -167,14 +167,10 @@ class HttpEngine:
         self._longest_sample, self._warned_of_copies = 0.0, False
         self._gate, self._connecting = Gate(), asyncio.Lock()
         self._flights: set[_Flight] = set()
-        self._weight_version = 0
+        self.weight_version = 0
+        """Version of the weights that the engine samples from; 0 until weights are loaded."""
         self._in_flight: InFlight = "finish"
         self._connected, self._paused, self._closed, self._broken = False, False, False, ""
-
-    @property
-    def weight_version(self) -> int:
-        """Version of the weights that the engine samples from; 0 until weights are loaded."""
-        return self._weight_version
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """One completion per key, in order. Raises `RunError` for a prompt that is empty or longer than the model.
@@ -203,7 +199,7 @@ class HttpEngine:
         """Wait until a server that had failed answers again, and prepare it for the run as at its start. Raises
         `ProcessError`.
         """
-        self._connected, self._paused, self._weight_version = False, False, 0
+        self._connected, self._paused, self.weight_version = False, False, 0
         self._gate = Gate()  # the old one may hold requests that are still being cancelled
         try:
             await self._connect()
@@ -245,10 +241,10 @@ class HttpEngine:
         else:
             refuse_unfit(self._expected, incoming)
         server_version = await self._call_server(self._server.version())
-        if server_version != self._weight_version:
+        if server_version != self.weight_version:
             raise WeightSyncError(
                 f"the inference server {self._server.url} reports weights of version {server_version} at "
-                f"{self._server.version_route}, and this run gave it version {self._weight_version}: does another run "
+                f"{self._server.version_route}, and this run gave it version {self.weight_version}: does another run "
                 "use it?"
             )
         if isinstance(incoming, Adapter):
@@ -262,7 +258,7 @@ class HttpEngine:
                 f"{version} stopped halfway: {problem}"
             )
             raise WeightSyncError(self._broken)
-        self._weight_version = version
+        self.weight_version = version
         for flight in self._flights:
             flight.versions.add(version)
         _log.info("weights of version %d at %s", version, self._server.url)
@@ -344,7 +340,7 @@ class HttpEngine:
             self._max_model_len, self._connected = min(known), True
 
     async def _sample(self, request: GenerationRequest, index: int, limit: int) -> Completion:
-        flight = _Flight(set() if self._expected is None else {self._weight_version})
+        flight = _Flight(set() if self._expected is None else {self.weight_version})
         self._flights.add(flight)
         requested = RequestedSample(
             request=request,

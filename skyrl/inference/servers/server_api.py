@@ -56,10 +56,10 @@ class ServerApi(ABC):
     """
 
     route: str
-    """Path of the route that draws samples, for messages."""
+    """Path of the route that draws samples."""
 
     version_route: str
-    """Path of the route that reports the version of the weights, for messages."""
+    """Path of the route that reports the version of the weights."""
 
     streamed: type[Streamed]
     """Class that puts a streamed answer together."""

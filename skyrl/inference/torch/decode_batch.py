@@ -190,7 +190,9 @@ class DecodeBatch:
     ) -> None:
         """`drawable` are the tokens that may be drawn; None: all that the model has."""
         self.rows: list[Row] = []
-        self._model, self._tokenizer, self._weight_version = model, tokenizer, weight_version
+        self._model, self._tokenizer = model, tokenizer
+        self.weight_version = weight_version
+        """Version of the weights. When it changes, rows continue with the keys and values that they have."""
         self._eos_ids, self._drawable = tuple(eos_ids), drawable
         self._cache = model.new_cache()
         self._mix: Mix | None = None
@@ -226,10 +228,6 @@ class DecodeBatch:
             row.job.partial_completions[row.index] = self._completion(index, drawn, eos=False, stopped=False)
         self._keep([])
 
-    def set_weights_version(self, version: int) -> None:
-        """Adopt new weights: rows continue with the keys and values that they have."""
-        self._weight_version = version
-
     def _admit(self, jobs: Sequence[Job]) -> None:
         """Prefill a job once for all samples that share its prefix, and draw their next tokens."""
         starts = [(job, ids, indices) for job in jobs for ids, indices in job.starts()]
@@ -249,7 +247,7 @@ class DecodeBatch:
         ]
         for (job, _, indices), start in zip(starts, self._cache.place_all(placed), strict=True):
             self.rows += [
-                Row(job=job, index=i, seed=sample_seed(job.keys[i]), start=start, version=self._weight_version)
+                Row(job=job, index=i, seed=sample_seed(job.keys[i]), start=start, version=self.weight_version)
                 for i in indices
             ]
         self._remember_begun(joined)
@@ -330,7 +328,7 @@ class DecodeBatch:
         tokens, logprobs = choose(logits, rows.settings, numbers, self._drawable)
         cache.tokens[joined : len(self.rows), 0, end] = tokens
         cache.logprobs[joined : len(self.rows), 0, end] = logprobs
-        cache.versions[joined : len(self.rows), 0, end] = self._weight_version
+        cache.versions[joined : len(self.rows), 0, end] = self.weight_version
         indices = [index for index, row in enumerate(self.rows[joined:]) if row.job.request.top_logprobs]
         if not indices:
             return
@@ -368,13 +366,13 @@ class DecodeBatch:
             key, drawn_tokens = row.job.keys[row.index], end - row.first
             raise NonFiniteError(
                 f"prompt {key.prompt_id!r}, sample {key.sample_index}: the model's logits after {drawn_tokens} sampled "
-                f"tokens are not finite (weights of version {self._weight_version})"
+                f"tokens are not finite (weights of version {self.weight_version})"
             )
         left = eos | stopped | at_limit
         leaving = sorted(left)
         for index, drawn in zip(leaving, self._sampled_tokens(leaving), strict=True):
             row = self.rows[index]
-            if self._model.kept.most_bytes and self._model.kept.keeps_answers and row.version == self._weight_version:
+            if self._model.kept.most_bytes and self._model.kept.keeps_answers and row.version == self.weight_version:
                 computed = self._cache.computed(index, row.start)
                 adapter = 0 if row.job.adapter is None else row.job.adapter.number
                 self._model.kept.keep(*computed, adapter=adapter, copied=self._cache.copies_computed)

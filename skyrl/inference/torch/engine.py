@@ -109,14 +109,11 @@ class TorchEngine:
         self._tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
         self._eos_ids, self._drawable = _eos_ids(model, tokenizer), Drawable.of(tokenizer)
         self._max_num_seqs = max_num_seqs
-        self._weight_version, self._is_adapted = 0, False
+        self._is_adapted = False
+        self.weight_version = 0
+        """Version of the weights that the engine samples from; 0 until weights are loaded."""
         self._adapters: AdapterShelf[Updates] = AdapterShelf(max_adapters, self._load_adapter)
         self._scheduler = Scheduler(self._new_batch, max_rows=max_num_seqs, one_job_at_a_time=deterministic)
-
-    @property
-    def weight_version(self) -> int:
-        """Version of the weights that the engine samples from; 0 until weights are loaded."""
-        return self._weight_version
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """One completion per key, in order. Requests with different adapters share a batch.
@@ -173,7 +170,7 @@ class TorchEngine:
         refuse_beside_adapters(self._adapters.by_name)
         was_kept = self._causal_lm.kept.summary()
         await asyncio.to_thread(self._replace_weights, incoming)
-        self._weight_version = version
+        self.weight_version = version
         _log.info("weights of version %d; %s", version, was_kept)
         self._scheduler.set_weights_version(version)
         return True
@@ -246,7 +243,7 @@ class TorchEngine:
             self._causal_lm,
             self._tokenizer,
             eos_ids=self._eos_ids,
-            weight_version=self._weight_version,
+            weight_version=self.weight_version,
             drawable=self._drawable,
         )
 

@@ -204,32 +204,28 @@ class PageStorage:
         return self.states.shape[3]
 
 
+@define(kw_only=True, eq=False)
 class PagePool:
     """The storage of one engine, lent to one cache at a time. It grows on demand and shrinks only by `release`."""
 
-    def __init__(
-        self,
-        *,
-        layers: int,
-        kv_heads: int,
-        head: int,
-        rows: int,
-        longest: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """For at most `rows` rows, padding included, of at most `longest` tokens."""
-        self.device = device
-        self.storage: PageStorage | None = None
-        self._rows, self._longest, self._tables = rows, longest, has_tables()
-        self._shape = (layers, 2, kv_heads, head)
-        self._dtype = dtype
-        self.user: PagedCache | None = None
-        """The cache whose rows are in the storage."""
+    layers: int
+    kv_heads: int
+    head: int
+    rows: int
+    """Largest number of rows, padding included."""
+
+    longest: int
+    """Largest number of tokens in a row."""
+
+    dtype: torch.dtype
+    device: torch.device
+    storage: PageStorage | None = None
+    user: PagedCache | None = None
+    """The cache whose rows are in the storage."""
 
     def pages_for(self, tokens: int) -> int:
         """Number of pages of a row of `tokens`."""
-        return _units(tokens) if self._tables else 1
+        return _units(tokens) if has_tables() else 1
 
     def fit(self, user: PagedCache, *, now: int, total: int, pages: int, later: int) -> PageStorage:
         """The storage for `user`, with room for `pages` pages, the one for padding included.
@@ -238,13 +234,13 @@ class PagePool:
         many are reserved if there is room, and if so many rows may come.
         """
         old, self.user = self.storage, user
-        if old is not None and pages <= old.pages and (total if self._tables else now) <= old.table.shape[1] * old.page:
+        if old is not None and pages <= old.pages and (total if has_tables() else now) <= old.table.shape[1] * old.page:
             return old
         room = self._room()
-        if self._tables:
-            units, width, target_pages = 1, self._doubled(total), min(2 * later, self._rows * _units(total) + 1)
+        if has_tables():
+            units, width, target_pages = 1, self._doubled(total), min(2 * later, self.rows * _units(total) + 1)
         else:
-            units, width, target_pages = self._doubled(total), 1, min(2 * later, self._rows + 1)
+            units, width, target_pages = self._doubled(total), 1, min(2 * later, self.rows + 1)
             units = units if target_pages * units <= room else self._doubled(now)
         if old is not None:
             units, width = max(units, old.page // PAGE), max(width, old.table.shape[1])
@@ -273,21 +269,20 @@ class PagePool:
 
     def _doubled(self, tokens: int) -> int:
         """Number of units that hold `tokens`, rounded up to a power of two, so that storage has few shapes."""
-        return min(1 << (_units(tokens) - 1).bit_length(), _units(self._longest))
+        return min(1 << (_units(tokens) - 1).bit_length(), _units(self.longest))
 
     def _room(self) -> int:
         """Number of units of `PAGE` tokens that may be reserved before they are needed."""
-        layers, both, kv_heads, head = self._shape
-        size = layers * both * kv_heads * head * PAGE * self._dtype.itemsize
+        size = self.layers * 2 * self.kv_heads * self.head * PAGE * self.dtype.itemsize
         free = torch.cuda.mem_get_info(self.device)[0] // 2 if self.device.type == "cuda" else self.kept_bytes
         return min(free, self.kept_bytes) // size
 
     def _grown(self, old: PageStorage | None, pages: int, page: int, width: int) -> PageStorage:
-        layers, both, kv_heads, head = self._shape
-        states = torch.zeros((layers, both, pages, page, kv_heads, head), dtype=self._dtype, device=self.device)
-        table = torch.zeros((self._rows, width), dtype=torch.int32, device=self.device)
+        shape = (self.layers, 2, pages, page, self.kv_heads, self.head)
+        states = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        table = torch.zeros((self.rows, width), dtype=torch.int32, device=self.device)
         if old is None:
-            ids, positions = torch.zeros((2, self._rows), dtype=torch.int64, device=self.device)
+            ids, positions = torch.zeros((2, self.rows), dtype=torch.int64, device=self.device)
             return PageStorage(states=states, table=table, ids=ids, positions=positions)
         states[:, :, : old.pages, : old.page] = old.states
         table[:, : old.table.shape[1]] = old.table

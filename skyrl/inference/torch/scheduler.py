@@ -89,7 +89,7 @@ class Scheduler:
     def set_weights_version(self, version: int) -> None:
         """Adopts new weights: starts from an empty batch, unless jobs are frozen in it. Call it only while idle."""
         if self._running:
-            self._batch.set_weights_version(version)
+            self._batch.weight_version = version
         else:
             self._batch = self._new_batch()
 

@@ -76,6 +76,9 @@ class VLLMEngine:
     Example: `VLLMEngine(run.generator.inference_engine, model_path="Qwen/Qwen3-0.6B", device="cuda", seed=0)`
     """
 
+    weight_version = 0
+    """Version of the weights that the engine samples from; 0 until weights are loaded."""
+
     def __init__(
         self,
         config: InferenceEngineConfig,
@@ -110,7 +113,7 @@ class VLLMEngine:
         self._tokenizer = copy.deepcopy(tokenizer or load_tokenizer(tokenizer_path or model_path))
         self._eos_ids = {*facts.eos_ids} | {self._tokenizer.eos_token_id} - {None}
         self._expected = expected_weights(model_path, trust_remote_code=trusted, overrides=overrides)
-        self._gate, self._numbers, self._weight_version = Gate(), itertools.count(), 0
+        self._gate, self._numbers = Gate(), itertools.count()
         self._paused, self._closed, self._broken, self._device = False, False, "", device
         self._adapters, self._most_rank = self._shelf(max(max_adapters, len(adapters))), max_adapter_rank
         self._speculates = bool(config.engine_init_kwargs.get("speculative_config"))  # drafts need vLLM's generators
@@ -141,11 +144,6 @@ class VLLMEngine:
     def prepare(config: InferenceEngineConfig, *, device: str, **_: object) -> None:
         """Imports vLLM, as an engine with these arguments will need it, and takes no device memory."""
         import_ahead(config, device)
-
-    @property
-    def weight_version(self) -> int:
-        """Version of the weights that the engine samples from; 0 until weights are loaded."""
-        return self._weight_version
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """One completion per key, in order. Raises `RunError` for a prompt that is empty or longer than the model.
@@ -288,15 +286,28 @@ class VLLMEngine:
                 f"this engine is out of service: loading weights of version {version} stopped halfway: {problem}"
             )
             raise WeightSyncError(self._broken)
-        self._weight_version = version
+        self.weight_version = version
         _log.info("weights of version %d", version)
 
     async def _start(
         self, config: InferenceEngineConfig, arguments: dict[str, Any], adapters: Mapping[str, str]
     ) -> None:
-        """Start vLLM and load the adapters in these folders. Runs on the engine's event loop."""
-        self._backend = await _start_backend(config, arguments, Drawable.of(self._tokenizer))
+        """Start vLLM, prepare it, and load the adapters in these folders. Runs on the engine's event loop."""
+        drawable = Drawable.of(self._tokenizer)
         try:
+            if config.async_engine:
+                self._backend: Backend = AsyncBackend(arguments, ray_statistics=config.enable_ray_prometheus_stats)
+            else:
+                self._backend = SteppedBackend(arguments)
+        except SkyRLError:
+            raise
+        except Exception as error:
+            message = "; ".join(line.strip() for line in str(error).splitlines() if line.strip()) or "no message"
+            raise UserError(f"vLLM does not start: {type(error).__name__}: {message[:_MESSAGE_CHARACTERS]}") from error
+        try:
+            await self._backend.call_workers("skyrl_patch_sampler", drawable.count, drawable.holes)
+            if not await self._backend.drop_caches(0):
+                raise ProcessError("a vLLM engine that has just started could not empty its caches")
             for name, folder in adapters.items():
                 self._adapters.add_stored(name, Path(folder))
                 async with self._adapters.using(name):
@@ -340,29 +351,6 @@ class VLLMEngine:
         self._loop.close()
         if self._sockets is not None:
             shutil.rmtree(self._sockets, ignore_errors=True)
-
-
-async def _start_backend(config: InferenceEngineConfig, arguments: dict[str, Any], drawable: Drawable) -> Backend:
-    """vLLM, started and prepared. Runs on the engine's event loop."""
-    backend: Backend
-    try:
-        if config.async_engine:
-            backend = AsyncBackend(arguments, ray_statistics=config.enable_ray_prometheus_stats)
-        else:
-            backend = SteppedBackend(arguments)
-    except SkyRLError:
-        raise
-    except Exception as error:
-        message = "; ".join(line.strip() for line in str(error).splitlines() if line.strip()) or "no message"
-        raise UserError(f"vLLM does not start: {type(error).__name__}: {message[:_MESSAGE_CHARACTERS]}") from error
-    try:
-        await backend.call_workers("skyrl_patch_sampler", drawable.count, drawable.holes)
-        if not await backend.drop_caches(0):
-            raise ProcessError("a vLLM engine that has just started could not empty its caches")
-        return backend
-    except BaseException:
-        backend.close()
-        raise
 
 
 def _ranks(adapters: Mapping[str, str], trained: int) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -28,14 +28,13 @@ from skyrl.weight_receiver.incoming_weights import (
     IncomingWeights,
     SharedWeights,
     VLLMNativeWeights,
+    Weights,
     acknowledgement,
     from_plain,
     with_worker_rank,
 )
 
 _log = logging.getLogger(__name__)
-
-Weights = Iterator[tuple[str, Tensor]]
 
 _GREEDY = 1e-5
 """Temperature below which vLLM samples greedily."""
