@@ -13,16 +13,23 @@ Shapes: R rows, V tokens in the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
 from skyrl.algorithms.logprobs import token_logprobs
-from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SamplingParams
 from skyrl.inference.engine import temperature_of
+
+
+class HasVocabulary(Protocol):
+    """The part of a tokenizer that is read here."""
+
+    def get_vocab(self) -> Mapping[str, int]:
+        """Id of each token, added ones included."""
 
 
 @frozen
@@ -41,7 +48,7 @@ class Drawable:
     """Columns below `count` that stand for no token."""
 
     @classmethod
-    def of(cls, tokenizer: ChatTokenizer) -> Drawable:
+    def of(cls, tokenizer: HasVocabulary) -> Drawable:
         """The tokens of a tokenizer."""
         known = {*tokenizer.get_vocab().values()}
         count = max(known, default=-1) + 1
