@@ -99,8 +99,9 @@ class TransferGroup:
         return all(store.get(key) == b"yes" for key in answers)
 
     @contextmanager
-    def rendezvous(self) -> Iterator[Store]:
-        """Yields the store once every member has registered. Raises as `join`.
+    def rendezvous(self, details: str = "") -> Iterator[Store]:
+        """Yields the store once every member has registered. The others find this one's `details` in it. Raises as
+        `join`.
 
         An error in the body ends the waiting of the others.
         """
@@ -113,7 +114,7 @@ class TransferGroup:
             ) from error
         store = PrefixStore(self.name, tcp)
         try:
-            store.set(presence_key(self.rank), "")
+            store.set(presence_key(self.rank), details)
             wait_for(store, [presence_key(rank) for rank in range(self.size)], self.timeout, self._absent_members)
             yield store
             _IDLE[self.host, self.port].append(tcp)  # one that failed is not used again
