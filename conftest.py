@@ -159,7 +159,7 @@ def _without_eight_bits(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item,
         import torch
 
         from skyrl.errors import ModelError
-        from skyrl.inference.torch.quantized import refuse_without_kernels
+        from skyrl.inference.torch.projections import refuse_without_kernels
 
         try:
             refuse_without_kernels(torch.device("cpu"))

@@ -34,9 +34,8 @@ from skyrl.experiments.ppo import BasePPOExp
 from skyrl.inference.engine import InferenceEngine
 from skyrl.rollout.batches import Rollouts
 from skyrl.runs.recorded import NoEngines
-from skyrl.weight_sync.canary import Canary, _scored
+from skyrl.weight_sync.canary import Canary, ScoredSample, Verdict, Yardstick, _scored, mean
 from skyrl.weight_sync.publish import WeightSync
-from skyrl.weight_sync.stale_engines import ScoredSample, Verdict, Yardstick, mean
 from skyrl.weight_sync.transports import WeightSource
 
 QUICK_START = "examples/quickstart/grpo.toml"

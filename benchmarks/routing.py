@@ -97,7 +97,7 @@ class ByLoadAlone(Admission):
 class WithFixedLimits(Admission):
     """Every engine is given as many samples as it allows at first."""
 
-    def _ask_for_load(self, served: Any, answers: int) -> None:
+    async def _adapt(self, served: Any) -> None:
         return
 
 

@@ -67,10 +67,9 @@ TIMED = {
         "transfer: load": ["InferenceEngineClient.load_weights"],
         "end: engines": ["InferenceEngineClient.close"],
     },
-    "skyrl.weight_sync.senders": {"transfer: sender": ["BroadcastSender.__call__"], "transfer: digests": ["digest"]},
-    "skyrl.weight_sync.vllm_native": {
-        "transfer: sender": ["VLLMNativeSender.__call__"],
-        "transfer: digests": ["digest_word", "Digests.add", "Digests.in_hex"],
+    "skyrl.weight_sync.senders": {
+        "transfer: sender": ["BroadcastSender.__call__", "VLLMNativeSender.__call__"],
+        "transfer: digests": ["digest", "digest_word", "Digests.add", "Digests.in_hex"],
     },
     "skyrl.weight_receiver.transfer_group": {
         "transfer: requests": ["Requests.ask"],
@@ -96,7 +95,7 @@ TIMED = {
     "skyrl.inference.vllm.backend": {"transfer: forget": ["Backend.forget"]},
     "skyrl.inference.vllm.worker": {
         "transfer: load in the worker": ["WorkerExtension.skyrl_load_weights"],
-        "transfer: heads": ["WorkerExtension._skyrl_renew_heads"],
+        "transfer: heads": ["WorkerExtension._skyrl_renew_packed"],
     },
     "vllm.model_executor.model_loader.reload.layerwise": {
         "transfer: reload begins": ["initialize_layerwise_reload"],

@@ -103,8 +103,7 @@ from skyrl.training.teachers_by_source import (
 from skyrl.training.time_sharing import Movable, TimeSharing, is_room_for_all
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
-from skyrl.weight_sync.publish import WeightSync
-from skyrl.weight_sync.replacement_sync import ReplacementSync
+from skyrl.weight_sync.publish import ReplacementSync, WeightSync
 
 P = ParamSpec("P")
 R = TypeVar("R")

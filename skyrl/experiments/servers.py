@@ -85,4 +85,4 @@ def _dialect(
     samples = Connection(router or url, token=token, most=engine.max_num_seqs)
     control = Connection(url, token=token, most=8)  # a separate one: a command does not wait behind samples
     server_class: type[ServerApi] = load_builtin(backend_of(engine).server_api)
-    return server_class.of_engine(engine, samples, control, deadlines, workers)
+    return server_class.of_engine(engine)(samples, control, deadlines, workers=workers)

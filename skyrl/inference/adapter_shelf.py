@@ -52,10 +52,11 @@ class AdapterShelf(Generic[T]):
         self,
         most_loaded: int,
         load: Callable[[int, str, Path], Awaitable[T]],
-        unload: Callable[[int], Awaitable[None]],
+        unload: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         """At most `most_loaded` are loaded; with 0, there never are any. `load` gets a number that no other adapter has
-        had, the name, and a folder in PEFT's format; `unload` gets the number.
+        had, the name, and a folder in PEFT's format; `unload` gets the number. Without it, an adapter that nobody holds
+        takes no memory.
         """
         self._most, self._load, self._unload = most_loaded, load, unload
         self.by_name: dict[str, _Entry[T]] = {}
@@ -146,7 +147,12 @@ class AdapterShelf(Generic[T]):
         """Loads an adapter in its turn, unless that is done or nobody waits for it any more, and keeps it loaded."""
         async with self._turn:
             if entry.loaded is None and entry.requests:
-                await self._make_room()
+                while len(self._resident) >= self._most:
+                    idle = next((item for item in self._resident.values() if not item.users), None)
+                    if idle is None:
+                        await self._wait_for_release()
+                    else:
+                        await self._unloaded(idle)
                 entry.loaded = await self._load(entry.number, name, entry.folder)
                 self._resident[entry.number] = entry
             entry.users += 1
@@ -155,19 +161,11 @@ class AdapterShelf(Generic[T]):
         entry.users -= 1
         self._released.set()
 
-    async def _make_room(self) -> None:
-        """Returns when fewer than the most are loaded."""
-        while len(self._resident) >= self._most:
-            idle = next((item for item in self._resident.values() if not item.users), None)
-            if idle is None:
-                await self._wait_for_release()
-            else:
-                await self._unloaded(idle)
-
     async def _unloaded(self, entry: _Entry[T]) -> None:
         if entry.loaded is not None:
             entry.loaded = None
-            await self._unload(entry.number)
+            if self._unload is not None:
+                await self._unload(entry.number)
             del self._resident[entry.number]
 
     async def _wait_for_release(self) -> None:

@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 
 from skyrl.inference.engine import SampleKey
-
-_GAMMA = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed number; torch has no arithmetic on uint64
-_MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
-_MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+from skyrl.weight_receiver.checksums import GAMMA, mixed_in_place, shifted
 
 
 def sample_seed(key: SampleKey) -> int:
@@ -37,13 +34,5 @@ def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
     number generators", OOPSLA 2014), so any position is computed directly. Shapes: all (R,); int64 in, float64 out.
     The top 52 bits are kept: with one more, `u * total` could round up to `total`.
     """
-    mixed = seeds + (positions + 1) * _GAMMA  # int64 wraps modulo 2**64, as uint64 would
-    mixed = (mixed ^ _shifted(mixed, 30)) * _MIX_1
-    mixed = (mixed ^ _shifted(mixed, 27)) * _MIX_2
-    mixed = mixed ^ _shifted(mixed, 31)
-    return _shifted(mixed, 12).to(torch.float64) * 2.0**-52
-
-
-def _shifted(bits: Tensor, by: int) -> Tensor:
-    """Right shift that fills with zeros: torch's own repeats the sign bit."""
-    return (bits >> by) & ((1 << (64 - by)) - 1)
+    mixed = mixed_in_place(seeds + (positions + 1) * GAMMA)  # int64 wraps modulo 2**64, as uint64 would
+    return shifted(mixed, 12).to(torch.float64) * 2.0**-52

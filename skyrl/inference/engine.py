@@ -5,7 +5,7 @@ An engine knows tokens, sampling settings and weights. It knows nothing of promp
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 
 import numpy as np
@@ -70,6 +70,14 @@ class TopLogprobs:
 
     logprobs: NDArray[np.float32]
     """(places, k), in nats."""
+
+    @classmethod
+    def of(cls, places: Sequence[tuple[Sequence[int], Sequence[float]]], width: int) -> TopLogprobs:
+        """From the `width` likeliest tokens of each place, and their log-probabilities."""
+        return cls(
+            token_ids=np.array([ids for ids, _ in places], dtype=np.int32).reshape(len(places), width),
+            logprobs=np.array([scores for _, scores in places], dtype=np.float32).reshape(len(places), width),
+        )
 
 
 @frozen(kw_only=True)

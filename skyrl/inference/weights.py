@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,10 @@ def replace_weights(model: nn.Module, incoming: IncomingWeights) -> None:
     shape differs, or a tensor is lost or changed in transit; also if the parameters are not those that arrived.
     """
     state: dict[str, Tensor] = model.state_dict(keep_vars=True)
-    tied = _names_of_each(state)
+    names: dict[int, list[str]] = {}
+    for name, tensor in state.items():
+        names.setdefault(id(tensor), []).append(name)
+    tied = list(names.values())  # all names of each tensor
     _refuse([*_unusable(state, incoming.weights), *_missing(tied, {info.name for info in incoming.weights})])
     with incoming.open() as weights:
         # A tensor that comes from another process is only valid until the next one arrives.
@@ -43,24 +46,14 @@ def refuse_not_loaded(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Raises `WeightSyncError` unless each first tensor, as a model holds it, is the second of the same shape, as it
     arrived, rounded to the model's type. The host waits for a GPU once.
     """
-    flags = [_differs(current, arrived.to(current)) for current, arrived in pairs.values()]
+    flags = [
+        (held != arrived.to(held)).any() if held.is_cuda else torch.tensor(not torch.equal(held, arrived.to(held)))
+        for held, arrived in pairs.values()
+    ]
     wrong = [name for name, differs in zip(pairs, torch.stack(flags).tolist(), strict=True) if differs] if flags else []
     if wrong:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise WeightSyncError(f"{wrong[0]}{more} arrived and is not what the model holds after it was loaded")
-
-
-def _differs(current: Tensor, arrived: Tensor) -> Tensor:
-    """() bool on the device of the tensors."""
-    return (current != arrived).any() if current.is_cuda else torch.tensor(not torch.equal(current, arrived))
-
-
-def _names_of_each(state: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
-    """All names of each tensor; a tied one has several."""
-    names: dict[int, list[str]] = {}
-    for name, tensor in state.items():
-        names.setdefault(id(tensor), []).append(name)
-    return tuple(map(tuple, names.values()))
 
 
 def _unusable(state: Mapping[str, Tensor], announced: Iterable[WeightInfo]) -> Iterable[str]:
@@ -75,11 +68,11 @@ def _unusable(state: Mapping[str, Tensor], announced: Iterable[WeightInfo]) -> I
         seen.add(info.name)
 
 
-def _missing(tied: Iterable[tuple[str, ...]], sent: Container[str]) -> Iterable[str]:
+def _missing(tied: Iterable[Sequence[str]], sent: Container[str]) -> Iterable[str]:
     return (f"{names[0]} is missing" for names in tied if not any(name in sent for name in names))
 
 
-def _contradictions(tied: Iterable[tuple[str, ...]], received: Mapping[str, Tensor]) -> Iterable[str]:
+def _contradictions(tied: Iterable[Sequence[str]], received: Mapping[str, Tensor]) -> Iterable[str]:
     """Problems of tied weights that arrived under several names, with different values."""
     for names in tied:
         first, *others = (name for name in names if name in received)

@@ -11,8 +11,9 @@ from torch import Tensor
 _CHUNK_BYTES = 2**25
 """Number of bytes hashed at a time: mixing needs a few times as much memory."""
 
-_GAMMA, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
-"""0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9 and 0x94D049BB133111EB as signed numbers."""
+GAMMA, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
+"""SplitMix64's 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9 and 0x94D049BB133111EB as signed numbers: torch has no arithmetic
+on uint64."""
 
 
 def digest_word(tensor: Tensor) -> Tensor:
@@ -28,7 +29,7 @@ def digest_word(tensor: Tensor) -> Tensor:
     for start in range(0, content.numel(), _CHUNK_BYTES):
         words = _words(content[start : start + _CHUNK_BYTES])
         mixed = torch.arange(start // 8 + 1, start // 8 + 1 + words.numel(), device=tensor.device)
-        total += _mix(mixed.mul_(_GAMMA).add_(words)).sum()
+        total += mixed_in_place(mixed.mul_(GAMMA).add_(words)).sum()
     return total
 
 
@@ -44,7 +45,7 @@ def digest_words(tensors: Sequence[Tensor]) -> Tensor:
     lengths, begins, ends, sizes = torch.stack((lengths, ends - lengths, ends, sizes)).to(device, non_blocking=True)
     positions = torch.arange(1, total + 1, device=device)
     positions -= torch.repeat_interleave(begins, lengths, output_size=total)
-    sums = torch.cat((begins.new_zeros(1), _mix(positions.mul_(_GAMMA).add_(torch.cat(words))).cumsum(0)))
+    sums = torch.cat((begins.new_zeros(1), mixed_in_place(positions.mul_(GAMMA).add_(torch.cat(words))).cumsum(0)))
     digests: Tensor = sizes + sums[ends] - sums[begins]
     return digests
 
@@ -114,13 +115,13 @@ def _words(content: Tensor) -> Tensor:
     return padded.view(torch.int64)
 
 
-def _mix(words: Tensor) -> Tensor:
-    """Applies SplitMix64's mixing function in place. Multiplication of int64 wraps on every device."""
-    words.bitwise_xor_(_shifted(words, 30)).mul_(_FIRST)
-    words.bitwise_xor_(_shifted(words, 27)).mul_(_SECOND)
-    return words.bitwise_xor_(_shifted(words, 31))
+def mixed_in_place(words: Tensor) -> Tensor:
+    """Applies SplitMix64's mixing function to int64 of any shape. Their multiplication wraps on every device."""
+    words.bitwise_xor_(shifted(words, 30)).mul_(_FIRST)
+    words.bitwise_xor_(shifted(words, 27)).mul_(_SECOND)
+    return words.bitwise_xor_(shifted(words, 31))
 
 
-def _shifted(words: Tensor, bits: int) -> Tensor:
-    """Right shift that fills with zeros; torch's own repeats the sign bit."""
+def shifted(words: Tensor, bits: int) -> Tensor:
+    """Right shift of int64 of any shape that fills with zeros; torch's own repeats the sign bit."""
     return torch.bitwise_right_shift(words, bits).bitwise_and_(2 ** (64 - bits) - 1)

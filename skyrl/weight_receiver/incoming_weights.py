@@ -28,6 +28,9 @@ from skyrl.errors import UserError, WeightSyncError
 from skyrl.storage.places import here, is_address
 from skyrl.weight_receiver.transfer_group import Channel, TransferGroup
 
+Weights = Iterator[tuple[str, Tensor]]
+"""Name and value of each of some weights."""
+
 
 @frozen(kw_only=True)
 class WeightInfo:
@@ -50,7 +53,7 @@ class IncomingWeights(Protocol):
     def weights(self) -> Sequence[WeightInfo]:
         """Descriptions of all weights that will arrive, in order."""
 
-    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+    def open(self) -> AbstractContextManager[Weights]:
         """Name and value of each weight, with its whole shape, as it is received, on the CPU or on the device that the
         transport delivers to.
 
@@ -69,7 +72,7 @@ class SharedWeights:
     def weights(self) -> tuple[WeightInfo, ...]:
         return tuple(weight_info(name, tensor) for name, tensor in self.tensors)
 
-    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+    def open(self) -> AbstractContextManager[Weights]:
         return nullcontext(iter(self.tensors))
 
 
@@ -85,7 +88,7 @@ class Adapter:
     def weights(self) -> Sequence[WeightInfo]:
         return self.tensors.weights
 
-    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+    def open(self) -> AbstractContextManager[Weights]:
         return self.tensors.open()
 
 
@@ -96,7 +99,7 @@ class FolderWeights:
     path: str = field(validator=instance_of(str))
     weights: tuple[WeightInfo, ...]
 
-    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+    def open(self) -> AbstractContextManager[Weights]:
         return nullcontext(verified(self._read_tensors(), self.weights))
 
     def digests(self) -> dict[str, str]:
@@ -139,7 +142,7 @@ class DeltaWeights:
     files: DeltaFiles
     weights: tuple[WeightInfo, ...]
 
-    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+    def open(self) -> AbstractContextManager[Weights]:
         return nullcontext(verified(self._values(), self.weights))
 
     def digests(self) -> dict[str, str]:
@@ -163,7 +166,7 @@ class DeltaWeights:
                 yield name, tensor, missing[name]
                 cache[name] = missing[name], tensor
 
-    def _read_tensors(self, file: str, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    def _read_tensors(self, file: str, names: Iterable[str]) -> Weights:
         try:
             with here(self.path, file) as path, safe_open(path, framework="pt") as stored:
                 for name in names:
@@ -182,7 +185,7 @@ class BroadcastWeights:
     weights: tuple[WeightInfo, ...]
 
     @contextmanager
-    def open(self) -> Iterator[Iterator[tuple[str, Tensor]]]:
+    def open(self) -> Iterator[Weights]:
         with self.group.join() as group:
             yield verified(self._receive(group), self.weights)
 
@@ -215,7 +218,7 @@ class VLLMNativeWeights:
 
     weights: tuple[WeightInfo, ...]
 
-    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+    def open(self) -> AbstractContextManager[Weights]:
         raise UserError(
             f"generator.inference_engine.weight_sync_backend = nccl sends weights by vLLM's {self.backend} transfer, "
             "which only vLLM engines take: set it to gloo"
@@ -237,7 +240,7 @@ class SGLangGroupWeights:
 
     weights: tuple[WeightInfo, ...]
 
-    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+    def open(self) -> AbstractContextManager[Weights]:
         raise UserError("only a server of SGLang takes weights by its own update group")
 
 
@@ -366,9 +369,7 @@ def summarize_problems(problems: Sequence[str]) -> str:
     return "; ".join([*problems[:5], *more])
 
 
-def verified(
-    arriving: Iterator[tuple[str, Tensor, str]], announced: Sequence[WeightInfo]
-) -> Iterator[tuple[str, Tensor]]:
+def verified(arriving: Iterator[tuple[str, Tensor, str]], announced: Sequence[WeightInfo]) -> Weights:
     """Name and tensor, of any shape, of each arriving (name, tensor, digest as sent), after it was compared with its
     announcement and its digest.
 

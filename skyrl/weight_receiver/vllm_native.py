@@ -1,6 +1,6 @@
 """The receiving end of vLLM's own weight transfer, inside a vLLM worker: it executes the requests of the sender.
 
-    init -> start -> update, once or more -> compare -> finish -> end     (requests of `skyrl.weight_sync.vllm_native`)
+    init -> start -> update, once or more -> compare -> finish -> end     (requests of `VLLMNativeSender`)
 
 Between update and finish, the digests of the tensors that reached the model's `load_weights` are compared with the
 sender's. They prove that the right bytes reached the GPU under the right names. The canary proves that the layers
@@ -16,15 +16,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.storage import TypedStorage
 
 from skyrl.errors import WeightSyncError
 from skyrl.weight_receiver import transfer_group
 from skyrl.weight_receiver.checksums import Digests
-from skyrl.weight_receiver.incoming_weights import VLLMNativeWeights, summarize_problems
-
-Weights = Iterator[tuple[str, Tensor]]
+from skyrl.weight_receiver.incoming_weights import VLLMNativeWeights, Weights, summarize_problems
 
 
 def receive(worker: Any, index: int, incoming: VLLMNativeWeights, expand: Callable[[Weights], Weights]) -> None:
@@ -33,7 +30,11 @@ def receive(worker: Any, index: int, incoming: VLLMNativeWeights, expand: Callab
     `expand` adds second names of tied weights. Raises `WeightSyncError` if weights differ from those that were sent, or
     if the sender or another worker gave up.
     """
-    _equip(worker, incoming.backend)
+    if worker.weight_transfer_engine is None:  # vLLM creates it at start-up only if a backend is configured then
+        config = importlib.import_module("vllm.config").WeightTransferConfig(backend=incoming.backend)
+        factory = importlib.import_module("vllm.distributed.weight_transfer.factory").WeightTransferEngineFactory
+        model = worker.model_runner.get_model()
+        worker.weight_transfer_engine = factory.create_engine(config, worker.vllm_config, worker.device, model)
     received = Digests()
     group = incoming.group.with_rank_offset(index)
     with group.rendezvous() as store:
@@ -63,15 +64,6 @@ def group_holder(worker: Any) -> str:
     """
     engine = worker.weight_transfer_engine
     return "" if getattr(engine, "model_update_group", None) is None else type(engine).__name__
-
-
-def _equip(worker: Any, backend: str) -> None:
-    """Give the worker its transfer engine, which vLLM creates at start-up only if a backend is configured then."""
-    if worker.weight_transfer_engine is None:
-        config = importlib.import_module("vllm.config").WeightTransferConfig(backend=backend)
-        factory = importlib.import_module("vllm.distributed.weight_transfer.factory").WeightTransferEngineFactory
-        model = worker.model_runner.get_model()
-        worker.weight_transfer_engine = factory.create_engine(config, worker.vllm_config, worker.device, model)
 
 
 @contextmanager

@@ -6,13 +6,18 @@ old ones, or out of service.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.inference.engine import InferenceEngine
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.weight_sync.canary import Canary, Metrics
 from skyrl.weight_sync.transports import WeightSource, WeightTransport
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class WeightSync:
@@ -37,7 +42,7 @@ class WeightSync:
         """
         self._source, self._client, self._transport, self._canary = source, client, transport, canary
         self._on_version, self._interval = on_version, interval
-        self._canary_interval, self._until_stopped = canary_interval, until_stopped or _completed
+        self._canary_interval, self._until_stopped = canary_interval, until_stopped
         self._newest, self._sent_version, self._transfers = 0, -1, 0
 
     async def publish(self, version: int) -> Metrics:
@@ -88,7 +93,8 @@ class WeightSync:
             self._on_version(version)
             await self._client.resume()
 
-        await self._until_stopped(transfer())  # if it is given up, the run is to stop, and needs no more samples
+        # If it is given up, the run is to stop, and needs no more samples.
+        await (transfer() if self._until_stopped is None else self._until_stopped(transfer()))
         return metrics | self._client.metrics
 
     async def _send_and_compare(self, version: int) -> Metrics:
@@ -123,6 +129,41 @@ class WeightSync:
                 raise
 
 
-async def _completed(call: Awaitable[object]) -> bool:
-    await call
-    return True
+class ReplacementSync:
+    """Transfers weights to an engine that replaces the last one, while a call waits for samples, which then go on.
+
+    The learner is idle during such a call. At any other time the next weight transfer waits for the engine.
+    """
+
+    def __init__(self, client: InferenceEngineClient, transfer: Callable[[], Awaitable[None]]) -> None:
+        """`transfer` transfers the newest weights to the engines, and waits for engines that are being started."""
+        self._client, self._transfer = client, transfer
+        self._transferring = asyncio.Lock()
+
+    def around(self, method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+        """Wraps `method` so that new engines get the weights while it runs. The wrapper raises the error that killed
+        the last engine if none replaces it.
+        """
+
+        async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            sampling = asyncio.ensure_future(method(*args, **kwargs))
+            watch = asyncio.ensure_future(self._watch())
+            try:
+                await asyncio.wait([sampling, watch], return_when=asyncio.FIRST_COMPLETED)
+                if not sampling.done():
+                    watch.result()
+                return await sampling
+            finally:
+                sampling.cancel()
+                async with self._transferring:  # a transfer is not left halfway
+                    watch.cancel()
+                await asyncio.gather(sampling, watch, return_exceptions=True)
+
+        return call
+
+    async def _watch(self) -> None:
+        """Sends weights to new engines whenever none is left; ends only with an exception."""
+        while True:
+            await self._client.wait_for_replacement()
+            async with self._transferring:
+                await self._transfer()

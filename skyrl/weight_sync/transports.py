@@ -42,9 +42,14 @@ from skyrl.weight_receiver.incoming_weights import (
     WeightInfo,
 )
 from skyrl.weight_receiver.transfer_group import TransferGroup
-from skyrl.weight_sync.senders import BUCKET_BYTES, BroadcastSender, DeltaSender, FolderSender
-from skyrl.weight_sync.sglang_group import SGLangGroupSender
-from skyrl.weight_sync.vllm_native import VLLMNativeSender
+from skyrl.weight_sync.senders import (
+    BUCKET_BYTES,
+    BroadcastSender,
+    DeltaSender,
+    FolderSender,
+    SGLangGroupSender,
+    VLLMNativeSender,
+)
 
 R = TypeVar("R")
 

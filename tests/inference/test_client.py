@@ -13,8 +13,8 @@ from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import EngineFailed, ProcessError, ProcessLost, RunError, WeightSyncError
 from skyrl.inference.adapters import shared
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight, SampleKey
+from skyrl.inference.pool.admission import ConversationRoutes
 from skyrl.inference.pool.client import InferenceEngineClient
-from skyrl.inference.pool.routing import ConversationRoutes
 from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights, SharedWeights
 from tests.inference.nano import keys, request
 
@@ -258,8 +258,9 @@ async def test_a_single_engine_is_not_asked_for_its_load() -> None:
     assert a.events == []
 
 
-def test_the_oldest_conversations_are_forgotten() -> None:
-    known: ConversationRoutes[str] = ConversationRoutes(most=2)
+def test_the_oldest_conversations_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyrl.inference.pool.admission.MOST_CONVERSATIONS", 2)
+    known: ConversationRoutes[str] = ConversationRoutes()
     for name in ("old", "kept", "new"):
         known.record_drawn(turn(name, 0), name)
     assert [known.engine_of(turn(name, 1)) for name in ("old", "kept", "new")] == [None, "kept", "new"]

@@ -28,8 +28,7 @@ from skyrl.inference.pool.restarts import EngineRestarts
 from skyrl.inference.servers import http_connection
 from skyrl.inference.servers.answers import mapping
 from skyrl.inference.servers.http_connection import Connection
-from skyrl.inference.servers.http_engine import HttpEngine
-from skyrl.inference.servers.liveness import Pulse
+from skyrl.inference.servers.http_engine import HttpEngine, Pulse
 from skyrl.inference.servers.server_api import ServerDeadlines
 from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.inference.servers.vllm_server import VLLMServer

@@ -74,7 +74,8 @@ def test_prompts_of_all_lengths_share_a_kernel_where_it_takes_them(monkeypatch: 
 
     with torch.inference_mode():
         [full_prefix] = decoder.prefill([listed[3]], [None])
-        kept = [None, None, None, CachedPrefix(ids=tuple(listed[3][:9]), layers=full_prefix.layers).shortened(9), None]
+        layers = tuple((keys[:, :9], values[:, :9]) for keys, values in full_prefix.layers)
+        kept = [None, None, None, CachedPrefix(ids=tuple(listed[3][:9]), layers=layers), None]
         expected = list(decoder.prefill(listed, kept))
         monkeypatch.setattr(fused_decoder, "has_varlen_kernels", lambda device: True)
         monkeypatch.setattr(varlen_attention, "_flash_attention", counted)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skyrl.inference.torch.kv_cache import RowCache
+from skyrl.inference.torch.kv_cache import PlacedPrompt, RowCache
 
 Layers = list[tuple[Tensor, Tensor]]
 
@@ -16,9 +16,13 @@ def prefix(*ids: int) -> Layers:
     return [(states, -states), (states + 100, -states)]
 
 
+def prompt(*ids: int, copies: int = 1) -> PlacedPrompt:
+    return PlacedPrompt(ids=ids, layers=prefix(*ids), copies=copies, total=len(ids) + 10)
+
+
 def admit(cache: RowCache, *ids: int, ahead: int = 10) -> None:
     cache.reserve(1, before=len(ids), ahead=ahead)
-    cache.place(ids, prefix(*ids), copies=1)
+    cache.place(prompt(*ids))
 
 
 def storages(cache: RowCache) -> list[int]:
@@ -36,8 +40,8 @@ def step(cache: RowCache, *ids: int) -> tuple[Tensor, Tensor]:
 def test_every_row_ends_at_the_same_column_and_samples_share_their_prompt() -> None:
     cache = RowCache("cpu")
     cache.reserve(3, before=3, ahead=10)
-    assert cache.place((5,), prefix(5), copies=1) == 2
-    assert cache.place((7, 8, 9), prefix(7, 8, 9), copies=2) == 0
+    assert cache.place(prompt(5)) == 2
+    assert cache.place(prompt(7, 8, 9, copies=2)) == 0
     keys, values = step(cache, 1, 2, 3)
     assert keys.tolist() == [[0, 0, 5, 1], [7, 8, 9, 2], [7, 8, 9, 3]]
     assert values.tolist() == [[0, 0, -5, -1], [-7, -8, -9, -2], [-7, -8, -9, -3]]
@@ -71,7 +75,7 @@ def test_a_longer_prompt_that_joins_moves_the_others_to_the_right() -> None:
     admit(cache, 1, 2)
     step(cache, 3)
     assert cache.reserve(1, before=5, ahead=10) == 2
-    assert cache.place((4, 5, 6, 7, 8), prefix(4, 5, 6, 7, 8), copies=1) == 0
+    assert cache.place(prompt(4, 5, 6, 7, 8)) == 0
     keys, _ = step(cache, 9, 10)
     assert keys.tolist() == [[0, 0, 1, 2, 3, 9], [4, 5, 6, 7, 8, 10]]
 

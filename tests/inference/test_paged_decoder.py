@@ -18,16 +18,21 @@ import torch
 
 from skyrl.config import SamplingParams
 from skyrl.errors import NonFiniteError
-from skyrl.inference.engine import Completion
-from skyrl.inference.torch import causal_lm, paged_attention, paged_cache, paged_decoder, projections
+from skyrl.inference.engine import Completion, GenerationRequest
+from skyrl.inference.torch import causal_lm, paged_decoder, projections
 from skyrl.inference.torch.causal_lm import CausalLM
-from skyrl.inference.torch.decode_batch import DecodeBatch
+from skyrl.inference.torch.decode_batch import DecodeBatch, Job
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.inference.torch.kv_cache import PlacedPrompt
-from skyrl.inference.torch.paged_attention import RowPages, gathered_attention
-from skyrl.inference.torch.paged_cache import PagedCache, PagePool, PageStorage
-from skyrl.inference.torch.paged_decoder import PagedDecoder, padded
-from skyrl.inference.torch.rows import Job
+from skyrl.inference.torch.paged_decoder import (
+    PagedCache,
+    PagedDecoder,
+    PagePool,
+    PageStorage,
+    RowPages,
+    gathered_attention,
+    padded,
+)
 from skyrl.inference.weights import replace_weights
 from skyrl.models.low_rank import LowRank, set_updates
 from skyrl.weight_receiver.incoming_weights import SharedWeights
@@ -55,11 +60,11 @@ class Recording:
 @pytest.fixture(params=["tables", "one page a row"])
 def small_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of 4 tokens, few of which are reserved."""
-    monkeypatch.setattr(paged_attention, "refusal", lambda *_: "")
+    monkeypatch.setattr(paged_decoder, "refusal", lambda *_: "")
     monkeypatch.setattr(paged_decoder, "paged_attention", gathered_attention)
-    monkeypatch.setattr(paged_cache, "has_tables", lambda: request.param == "tables")
-    monkeypatch.setattr(paged_cache, "PAGE", 4)
-    monkeypatch.setattr(paged_cache, "_AHEAD", 3)
+    monkeypatch.setattr(paged_decoder, "has_tables", lambda: request.param == "tables")
+    monkeypatch.setattr(paged_decoder, "PAGE", 4)
+    monkeypatch.setattr(paged_decoder, "_AHEAD", 3)
     monkeypatch.setattr(paged_decoder, "_PATIENCE", 5)
     monkeypatch.setattr(PagePool, "_room", lambda pool: 8)
 
@@ -109,6 +114,11 @@ def decoder_of(engine: TorchEngine) -> PagedDecoder:
     return decoder
 
 
+def job_of(prompt: tuple[int, ...], name: str, count: int, limit: int, sampling: SamplingParams | None = None) -> Job:
+    question = GenerationRequest(prompt_ids=prompt, sampling=sampling or SamplingParams(), keys=keys(name, count))
+    return Job(request=question, keys=question.keys, limit=limit)
+
+
 def story(model: CausalLM, kind: str, seed: int) -> list[Completion]:
     """Answers to jobs that join and leave at random steps, while weights change and the engine sleeps."""
     chance, version = random.Random(seed), 0
@@ -130,12 +140,7 @@ def story(model: CausalLM, kind: str, seed: int) -> list[Completion]:
         if chance.random() < 0.5:  # another turn of the conversation, else the same prompt again
             prompt += prompts(chance.randint(1, 20), seed=number)[0]
         sampling = SamplingParams(temperature=chance.choice([0.0, 1.0, 1.3]))
-        job = Job(
-            prompt_ids=prompt,
-            sampling=sampling,
-            keys=keys(str(number), chance.randint(1, 5)),
-            limit=chance.randint(1, 30),
-        )
+        job = job_of(prompt, str(number), chance.randint(1, 5), chance.randint(1, 30), sampling)
         jobs.append(job)
         waiting.append(job)
         running = list(dict.fromkeys(row.job for row in batch.rows))
@@ -150,7 +155,7 @@ def story(model: CausalLM, kind: str, seed: int) -> list[Completion]:
             version += 1
             replace_weights(model.hf_model, SharedWeights(tuple(nano_model(kind, seed=version).state_dict().items())))
             model.invalidate()
-            batch.set_weights_version(version)
+            batch.weight_version = version
         if event == "sleep":
             model.release()
     while batch.rows or waiting:
@@ -258,10 +263,7 @@ async def test_sleep_gives_graphs_and_pages_up(recorded: list[int]) -> None:
 @pytest.mark.usefixtures("roomy")
 def test_a_larger_graph_serves_until_the_right_size_is_worth_its_recording(recorded: list[int]) -> None:
     batch = DecodeBatch(over_pages(nano_model()), nano_tokenizer(), eos_ids=(), weight_version=0)
-    long, short = (
-        Job(prompt_ids=(1, 2), sampling=SamplingParams(), keys=keys(name, count), limit=limit)
-        for name, count, limit in (("long", 2, 60), ("short", 5, 10))
-    )
+    long, short = (job_of((1, 2), name, count, limit) for name, count, limit in (("long", 2, 60), ("short", 5, 10)))
     batch.advance((), [long, short], lambda: False)
     assert short.done and recorded == [8]
     left = iter(range(5))
@@ -369,7 +371,7 @@ def test_a_batch_that_failed_leaves_nothing_in_the_next_one(recorded: list[int])
     model = nano_model()
     lm = over_pages(model)
     failing = DecodeBatch(lm, nano_tokenizer(), eos_ids=(), weight_version=0)
-    job = Job(prompt_ids=(1, 2, 3), sampling=SamplingParams(), keys=keys("failing", 7), limit=20)
+    job = job_of((1, 2, 3), "failing", 7, 20)
     left = iter(range(4))
     failing.advance((), [job], lambda: next(left, None) is None)
     head = model.lm_head.weight[0, 0].item()
@@ -379,10 +381,10 @@ def test_a_batch_that_failed_leaves_nothing_in_the_next_one(recorded: list[int])
         failing.advance((), (), lambda: False)
     with torch.no_grad():
         model.lm_head.weight[0, 0] = head
-    next_job = Job(prompt_ids=(4, 5), sampling=SamplingParams(), keys=keys("next", 5), limit=40)
+    next_job = job_of((4, 5), "next", 5, 40)
     DecodeBatch(lm, nano_tokenizer(), eos_ids=(), weight_version=0).advance((), [next_job], lambda: False)
     for completion in next_job.completions.values():
-        learned = full_forward_logprobs(nano_model(), next_job.prompt_ids, completion, temperature=1.0)
+        learned = full_forward_logprobs(nano_model(), next_job.request.prompt_ids, completion, temperature=1.0)
         torch.testing.assert_close(torch.tensor(completion.logprobs), learned, atol=1e-5, rtol=1e-5)
 
 
@@ -440,7 +442,7 @@ def test_pages_reserved_before_they_are_needed_do_not_exceed_their_share(small_p
     ],
 )
 def test_where_pages_are_not_used_the_reason_is_named(device: str, dtype: torch.dtype, head: int, reason: str) -> None:
-    assert reason in paged_attention.refusal(torch.device(device), dtype, 4, 2, head)
+    assert reason in paged_decoder.refusal(torch.device(device), dtype, 4, 2, head)
 
 
 async def test_deterministic_mode_does_not_use_pages(recorded: list[int]) -> None:
@@ -451,28 +453,28 @@ async def test_deterministic_mode_does_not_use_pages(recorded: list[int]) -> Non
 
 @pytest.mark.parametrize("tables", [True, False])
 def test_the_operator_takes_what_is_passed(tables: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert paged_attention.has_tables()
-    monkeypatch.setattr(paged_attention, "has_tables", lambda: tables)
+    assert paged_decoder.has_tables()
+    monkeypatch.setattr(paged_decoder, "has_tables", lambda: tables)
     query = torch.empty(3, 4, 16, dtype=torch.bfloat16, device="meta")
     keys, values = torch.empty(2, 9, 256, 2, 16, dtype=torch.bfloat16, device="meta")
     table, positions = (
         torch.empty(3, 2 if tables else 1, dtype=torch.int32, device="meta"),
         torch.empty(3, device="meta"),
     )
-    mixed = paged_attention.paged_attention(query, keys, values, RowPages.of(table, positions, 256))
+    mixed = paged_decoder.paged_attention(query, keys, values, RowPages.of(table, positions, 256))
     assert mixed.shape == (3, 64)
 
 
 @pytest.mark.parametrize("tables", [True, False])
 def test_the_kernel_is_tried_before_it_is_used(tables: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def fault(kernel: Any) -> str:
-        monkeypatch.setattr(paged_attention, "paged_attention", kernel)
-        return paged_attention._fault(torch.device("cpu"), torch.bfloat16, 4, 2, 16)
+        monkeypatch.setattr(paged_decoder, "paged_attention", kernel)
+        return paged_decoder._fault(torch.device("cpu"), torch.bfloat16, 4, 2, 16)
 
     def raising(*_: Any) -> Any:
         raise RuntimeError("no kernel image is available")
 
-    monkeypatch.setattr(paged_attention, "has_tables", lambda: tables)
+    monkeypatch.setattr(paged_decoder, "has_tables", lambda: tables)
     assert fault(gathered_attention) == ""
     assert "no kernel image is available" in fault(raising)
     assert "wrong by" in fault(lambda query, keys, values, rows: gathered_attention(query, values, keys, rows))
@@ -498,7 +500,7 @@ def deviation(completions: list[Completion], prompt: tuple[int, ...], seed: int 
 @pytest.mark.parametrize(("heads", "kv_heads", "head"), [(14, 2, 64), (9, 3, 64), (16, 8, 128)])
 def test_the_kernel_computes_what_a_loop_does(heads: int, kv_heads: int, head: int) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    assert paged_attention.refusal(device, torch.bfloat16, heads, kv_heads, head) == ""
+    assert paged_decoder.refusal(device, torch.bfloat16, heads, kv_heads, head) == ""
 
 
 async def conversations(engine: TorchEngine) -> list[tuple[tuple[int, ...], Completion]]:
@@ -519,7 +521,7 @@ async def test_graphs_compute_what_steps_without_graphs_compute(monkeypatch: pyt
     engine = TorchEngine(cuda_model(), nano_tokenizer(), max_num_seqs=16)
     replayed = await conversations(engine)
     assert decoder_of(engine)._graphs and engine._causal_lm.kept.reused > 1000
-    monkeypatch.setattr(paged_attention, "refusal", lambda *_: "switched off")
+    monkeypatch.setattr(paged_decoder, "refusal", lambda *_: "switched off")
     plain = await conversations(TorchEngine(cuda_model(), nano_tokenizer(), max_num_seqs=16))
     assert len(replayed) == len(plain) == 20
     noise = max(deviation([completion], prompt) for prompt, completion in plain)

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from skyrl.errors import ModelError
-from skyrl.inference.torch import quantized
+from skyrl.inference.torch import projections
 from skyrl.inference.torch.engine import TorchEngine
-from skyrl.inference.torch.quantized import Quantized, QuantizedGateUp
+from skyrl.inference.torch.projections import JoinedGateUp, Quantized
 from skyrl.weight_receiver.incoming_weights import SharedWeights
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
 
@@ -25,7 +25,7 @@ def layer(seed: int, *, bias: bool = False, size: tuple[int, int] = (64, 48)) ->
 
 
 def test_the_largest_of_a_row_is_127_of_its_scale() -> None:
-    levels, scales = quantized.quantized(torch.tensor([[0.5, -2.0, 1.0], [0.0, 0.0, 0.0]]))
+    levels, scales = projections.quantized(torch.tensor([[0.5, -2.0, 1.0], [0.0, 0.0, 0.0]]))
     assert levels.tolist() == [[32.0, -127.0, 64.0], [0.0, 0.0, 0.0]]  # 31.75 and 63.5, rounded
     assert scales[0].item() == pytest.approx(2 / 127)
 
@@ -34,7 +34,7 @@ def test_the_largest_of_a_row_is_127_of_its_scale() -> None:
 @torch.no_grad()
 def test_the_product_is_that_of_both_rounded_sides() -> None:
     linear, x, residual = layer(0, bias=True), torch.randn(9, 64), torch.randn(9, 48)
-    rounded_x, rounded_w = (levels * scales for levels, scales in map(quantized.quantized, (x, linear.weight)))
+    rounded_x, rounded_w = (levels * scales for levels, scales in map(projections.quantized, (x, linear.weight)))
     expected = nn.functional.linear(rounded_x, rounded_w, linear.bias)
     torch.testing.assert_close(Quantized(linear)(x), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(Quantized(linear).plus(x, residual), expected + residual, atol=1e-5, rtol=1e-5)
@@ -52,7 +52,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 def test_gate_and_up_are_the_gated_product_of_both_layers() -> None:
     gate, up, x = layer(0), layer(1), torch.randn(5, 64)
     expected = nn.functional.silu(Quantized(gate)(x)) * Quantized(up)(x)
-    torch.testing.assert_close(QuantizedGateUp(gate, up)(x), expected)
+    torch.testing.assert_close(JoinedGateUp(Quantized(gate, up))(x), expected)
 
 
 @torch.no_grad()
@@ -107,4 +107,4 @@ def test_a_processor_that_cuts_sums_off_is_refused(monkeypatch: pytest.MonkeyPat
 
 def test_another_device_is_refused() -> None:
     with pytest.raises(ModelError, match="needs a CPU"):
-        quantized.refuse_without_kernels(torch.device("meta"))
+        projections.refuse_without_kernels(torch.device("meta"))

@@ -15,7 +15,7 @@ from skyrl.inference.adapters import shared
 from skyrl.inference.engine import InferenceEngine
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.inference.pool.restarts import EngineRestarts
-from skyrl.weight_sync.replacement_sync import ReplacementSync
+from skyrl.weight_sync.publish import ReplacementSync
 from tests.inference.nano import request
 from tests.inference.test_client import SlowEngine, asked_of, weights
 

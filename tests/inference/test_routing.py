@@ -7,7 +7,7 @@ import pytest
 from benchmarks.routing import ratios
 from skyrl.errors import ProcessError
 from skyrl.inference.engine import EngineLoad
-from skyrl.inference.pool.routing import ConcurrencyLimit, PrefixRoutes, is_overloaded
+from skyrl.inference.pool.admission import ConcurrencyLimit, PrefixRoutes, is_overloaded
 from skyrl.inference.servers.answers import load_of_metrics
 from skyrl.inference.servers.server_api import ServerDeadlines
 from skyrl.inference.servers.sglang_server import SGLangServer
@@ -30,8 +30,9 @@ def test_the_longest_beginning_counts_where_it_is_half_of_the_prompt() -> None:
     assert known.engines_of(LONG) == ()
 
 
-def test_the_least_recently_used_beginnings_are_forgotten() -> None:
-    known: PrefixRoutes[str] = PrefixRoutes(most=4)
+def test_the_least_recently_used_beginnings_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyrl.inference.pool.admission.MOST_BLOCKS", 4)
+    known: PrefixRoutes[str] = PrefixRoutes()
     old, new = tuple(range(32)), tuple(range(100, 132))
     known.computed(old, "a")
     known.computed(new, "b")

@@ -88,13 +88,13 @@ async def test_both_routes_of_a_server_of_vllm_stream_the_answer_that_they_give_
     url = vllm_server(folder)
     for route in ("/inference/v1/generate", "/v1/completions"):
         server = VLLMServer(Connection(url), Connection(url), DEADLINES)
-        server._route = route
+        server.route = route
         engine = HttpEngine(server, model_path=str(folder), heartbeat=120.0, tokenizer=nano_tokenizer())
         heard: list[NewTokens] = []
         question = request(prompts(7)[0], max_generate_length=20, min_new_tokens=20)
         (completion,) = await engine.generate(question)
         (streamed,) = await engine.generate(evolve(question, on_tokens=heard.append))
-        assert server._route == route
+        assert server.route == route
         assert streamed.token_ids == completion.token_ids == sum((new.token_ids for new in heard), ())
         assert streamed.logprobs == pytest.approx(completion.logprobs, abs=1e-5)
         await engine.close()

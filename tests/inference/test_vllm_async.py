@@ -18,7 +18,7 @@ from torch import Tensor
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.inference.engine import Completion
-from skyrl.inference.vllm import asynchronous as vllm_async
+from skyrl.inference.vllm import backend as vllm_backend
 from skyrl.inference.vllm.engine import VLLMEngine
 from skyrl.weight_receiver.incoming_weights import (
     FolderWeights,
@@ -143,7 +143,7 @@ async def load_in_flight(incoming: Any, version: int) -> Completion:
 
 async def signal_the_engine_process(pids: set[int], number: int) -> list[str]:
     """What a running request and a later one raise after it."""
-    vllm_async._ALIVE_SECONDS = 2.0
+    vllm_backend._ALIVE_SECONDS = 2.0
     engine = ENGINES.pop()
     GATES[-1].hold(after=10)
     running = asyncio.create_task(engine.generate(request((1,), count=8, max_generate_length=250)))

@@ -9,16 +9,13 @@ from unittest.mock import Mock
 import pytest
 
 from skyrl.errors import ProcessError
-from skyrl.inference.vllm.stepped import SteppedBackend
+from skyrl.inference.vllm.backend import SteppedBackend
 
 
 def backend_over(engine: Mock, monkeypatch: pytest.MonkeyPatch) -> SteppedBackend:
     vllm = Mock()
     vllm.LLMEngine.from_engine_args.return_value = engine
-    monkeypatch.setattr("skyrl.inference.vllm.stepped.importlib", Mock(import_module=lambda name: vllm))
-    monkeypatch.setattr(
-        "skyrl.inference.vllm.stepped.request_maker", lambda _: lambda ids, sampling, streamed: (ids, sampling)
-    )
+    monkeypatch.setattr("skyrl.inference.vllm.backend.importlib", Mock(import_module=lambda name: vllm))
     return SteppedBackend({})
 
 

@@ -237,9 +237,9 @@ def test_the_embedded_engine_samples_by_an_attention_that_is_right(family: str, 
 
 
 def test_a_soft_cap_that_the_engine_loses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from skyrl.inference.torch import attention
+    from skyrl.inference.torch import causal_lm
 
-    monkeypatch.setattr(attention, "attend", lambda query, key, value, _, seen: plain(query, key, value, seen))
+    monkeypatch.setattr(causal_lm, "attend", lambda query, key, value, _, seen: plain(query, key, value, seen))
     assert "tokens differ" in sampling_support(asked("Gemma 2"), "sdpa").reason
 
 

@@ -19,7 +19,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdat
 from vllm.model_executor.model_loader import reload
 
 from skyrl.weight_receiver.incoming_weights import as_bytes
-from skyrl.weight_sync import vllm_native
+from skyrl.weight_sync import senders
 
 PATIENCE = timedelta(seconds=20)
 FLIP: list[str] = []
@@ -113,7 +113,7 @@ class Sender(TrainerWeightTransferEngine[GlooInitInfo]):
 
 def register() -> None:
     """Makes `gloo` a backend of both ends, once."""
-    if "gloo" not in vllm_native.INIT_INFOS:
+    if "gloo" not in senders.INIT_INFOS:
         WeightTransferEngineFactory.register_engine("gloo", Receiver)
         WeightTransferTrainerFactory.register_engine("gloo", Sender)
-        vllm_native.INIT_INFOS["gloo"] = GlooInitInfo
+        senders.INIT_INFOS["gloo"] = GlooInitInfo

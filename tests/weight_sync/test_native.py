@@ -16,9 +16,9 @@ from torch import Tensor
 from skyrl.errors import WeightSyncError
 from skyrl.weight_receiver.checksums import Digests, digest_word, in_hex
 from skyrl.weight_receiver.incoming_weights import WeightInfo
-from skyrl.weight_sync import vllm_native
+from skyrl.weight_sync import senders
+from skyrl.weight_sync.senders import VLLMNativeSender, _source, free_address
 from skyrl.weight_sync.transports import TransferRendezvous, VLLMNativeTransport
-from skyrl.weight_sync.vllm_native import VLLMNativeSender, _source, free_address
 
 INFOS = (WeightInfo(name="a", shape=(2,), dtype="float32"), WeightInfo(name="b", shape=(1,), dtype="bfloat16"))
 
@@ -79,7 +79,7 @@ def transfer(monkeypatch: pytest.MonkeyPatch) -> Transfer:
     }
     for name, members in modules.items():
         monkeypatch.setitem(sys.modules, f"vllm.distributed.weight_transfer.{name}", SimpleNamespace(**members))
-    monkeypatch.setattr(vllm_native, "RequestSender", transfer.requests)
+    monkeypatch.setattr(senders, "RequestSender", transfer.requests)
     return transfer
 
 

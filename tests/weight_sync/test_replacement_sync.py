@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skyrl.errors import ProcessError
-from skyrl.weight_sync.replacement_sync import ReplacementSync
+from skyrl.weight_sync.publish import ReplacementSync
 
 
 class Engines:

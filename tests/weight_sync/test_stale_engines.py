@@ -16,8 +16,7 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.errors import WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest
-from skyrl.weight_sync.canary import Canary
-from skyrl.weight_sync.stale_engines import ScoredSample, Verdict, Yardstick
+from skyrl.weight_sync.canary import Canary, ScoredSample, Verdict, Yardstick
 
 ROWS, TOKENS = 32, 10
 

@@ -17,7 +17,7 @@ from skyrl.weight_receiver.checksums import digest_word, in_hex
 from skyrl.weight_receiver.incoming_weights import Adapter, FolderWeights
 from skyrl.weight_sync.canary import canary_prompts, rows
 from skyrl.weight_sync.publish import WeightSync
-from skyrl.weight_sync.senders import BroadcastSender, buckets
+from skyrl.weight_sync.senders import BroadcastSender, _Workers, buckets
 from skyrl.weight_sync.transports import (
     ADAPTER_DTYPE,
     BroadcastTransport,
@@ -26,7 +26,6 @@ from skyrl.weight_sync.transports import (
     _order_of_causes,
     send_both,
 )
-from skyrl.weight_sync.vllm_native import _Workers
 
 
 class World:

@@ -25,8 +25,8 @@ from skyrl.inference.servers.http_engine import HttpEngine
 from skyrl.inference.servers.server_api import ServerDeadlines
 from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.inference.torch.engine import TorchEngine
-from skyrl.weight_sync import sglang_group
-from skyrl.weight_sync.sglang_group import SGLangGroupSender, _run_in_background, _until
+from skyrl.weight_sync import senders
+from skyrl.weight_sync.senders import SGLangGroupSender, _run_in_background, _until
 from skyrl.weight_sync.transports import SGLangGroupTransport, TransferRendezvous
 from tests.inference.nano import nano_model, nano_tokenizer
 from tests.inference.sglang_stand_in import SGLangStandIn
@@ -124,7 +124,7 @@ def test_why_a_server_does_not_join_is_told_before_the_group_gives_up(monkeypatc
         time.sleep(0.2)  # who does not wait has looked by now
         raise WeightSyncError("no such backend")
 
-    monkeypatch.setattr(sglang_group, "_group", group)
+    monkeypatch.setattr(senders, "_group", group)
     requests: Any = SimpleNamespace(send=ask)
     with (
         Asking() as asking,
@@ -149,7 +149,7 @@ def test_a_bucket_that_a_server_does_not_take_after_it_came_ends_the_transfer(mo
     def broadcast(*_: Any, **__: Any) -> Any:
         return SimpleNamespace(is_completed=lambda: True, wait=sent.set)
 
-    monkeypatch.setattr(sglang_group, "RequestSender", Requests)
+    monkeypatch.setattr(senders, "RequestSender", Requests)
     monkeypatch.setattr(SGLangGroupSender, "_led", lambda *_: nullcontext())
     monkeypatch.setattr("torch.distributed.broadcast", broadcast)
     with pytest.raises(WeightSyncError, match="out of memory"):
@@ -172,7 +172,7 @@ class Sending:
 
 
 def test_a_broadcast_is_waited_for_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyrl.weight_sync.sglang_group._POLL_SECONDS", 0.0)
+    monkeypatch.setattr("skyrl.weight_sync.senders._POLL_SECONDS", 0.0)
     sending: Any = Sending(looks=3)
     _until(sending, Future())
     assert (sending.looks, sending.waited) == (-1, 1)

@@ -208,7 +208,7 @@ async def refusal(folder: Path, tied: bool, name: str, fault: str) -> tuple[str,
             flip_a_byte(patch)
         if fault == "head left out":
             patch.setattr(vllm_worker, "under_all_names", lambda weights, tied, copied: weights)
-            patch.setattr(vllm_worker.WorkerExtension, "_skyrl_renew_heads", lambda self: None)
+            patch.setattr(vllm_worker.WorkerExtension, "_skyrl_renew_packed", lambda self: None)
         if fault == "cache not reset":
             patch.setattr(between.engine._backend, "drop_caches", pretend_to_drop)
             for prompt in CANARY.prompts:

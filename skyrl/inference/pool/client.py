@@ -75,7 +75,9 @@ class InferenceEngineClient:
         self.tokenizer, self.model_path = tokenizer, model_path
         self.lora_cfg, self.inference_engine_config = lora_cfg, inference_engine_config
         self._admission = Admission(engines, inference_engine_config.max_num_seqs)
-        self._all, self._numbers, self._next = tuple(engines), set(range(len(engines))), len(engines)
+        self.engines = tuple(engines)
+        """Every engine since the start of the run, including lost ones, without drained ones."""
+        self._numbers, self._next = set(range(len(engines))), len(engines)
         self._restarts = restarts
         self._in_flight = in_flight
         self._none_left = asyncio.Event()
@@ -84,11 +86,6 @@ class InferenceEngineClient:
         """Whether an engine could not show that it loaded the newest weights (`InferenceEngine.load_weights`)."""
         self.holds_weights = True
         """False from the moment an engine discards its weights to sleep until weights are loaded again."""
-
-    @property
-    def engines(self) -> tuple[InferenceEngine, ...]:
-        """Every engine since the start of the run, including lost ones, without drained ones."""
-        return self._all
 
     @property
     def _serving(self) -> list[ServingEngine]:
@@ -172,7 +169,7 @@ class InferenceEngineClient:
             await asyncio.wait(served.calls)
         with suppress(ProcessError):
             await served.engine.close()
-        self._all = tuple(engine for engine in self._all if engine is not served.engine)
+        self.engines = tuple(engine for engine in self.engines if engine is not served.engine)
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """Draw all samples of a request from one engine: the one that drew the previous turn or has a prefix of the
@@ -202,15 +199,25 @@ class InferenceEngineClient:
                 return tuple(_drawn_by(served.number, sample, others) for sample in drawn)
 
     async def _draw_from(self, served: ServingEngine, request: GenerationRequest) -> tuple[Completion, ...] | None:
-        """The answer of an engine to a request that is counted in; None if the engine was lost."""
+        """The answer of an engine to a request that is counted in; None if the engine was lost. Ends together with the
+        engine's call, cancelled or not.
+        """
+        call = asyncio.ensure_future(served.engine.generate(request))
+        served.calls.add(call)
         try:
-            call = await self._call(served, request)
+            try:
+                await asyncio.wait([call])
+            except asyncio.CancelledError:
+                call.cancel()
+                await asyncio.wait([call])
+                raise
             if not call.cancelled() or served in self._serving:
                 self._admission.record_drawn(request, served)
                 return call.result()
         except _LOST as error:
             self._lose(served, error)
         finally:
+            served.calls.discard(call)
             self._admission.record_ended(request, served)
         return None
 
@@ -287,8 +294,8 @@ class InferenceEngineClient:
         return bool(engines)
 
     def _join(self, number: int, engine: InferenceEngine) -> ServingEngine:
-        others = (item for item in self._all if item is not engine)
-        self._all, self._numbers = (*others, engine), self._numbers | {number}
+        others = (item for item in self.engines if item is not engine)
+        self.engines, self._numbers = (*others, engine), self._numbers | {number}
         return self._admission.enter(number, engine)
 
     async def run_with_restarts(
@@ -365,7 +372,7 @@ class InferenceEngineClient:
             raise min((error for _, error in failed), key=lambda error: not isinstance(error, ProcessError))
         self.holds_weights, self.only_promised = True, only_promised
         if self._in_flight != "keep":
-            self._admission.forget_prefixes()
+            self._admission.prefixes.clear()  # the engines have dropped their caches
 
     async def add_adapter(self, name: str, adapter: Adapter) -> None:
         """Publishes an adapter on every engine in service, or on none; see `InferenceEngine.add_adapter`."""
@@ -434,26 +441,12 @@ class InferenceEngineClient:
         # closed engines refuse them.
         if self._restarts is not None:
             await self._restarts.close()
-        outcomes = await asyncio.gather(*(engine.close() for engine in self._all), return_exceptions=True)
+        outcomes = await asyncio.gather(*(engine.close() for engine in self.engines), return_exceptions=True)
         self._admission.open()
         serving = self.in_service
-        for engine, outcome in zip(self._all, outcomes, strict=True):
+        for engine, outcome in zip(self.engines, outcomes, strict=True):
             if isinstance(outcome, BaseException) and engine in serving and not isinstance(outcome, ProcessError):
                 raise outcome
-
-    async def _call(self, served: ServingEngine, request: GenerationRequest) -> asyncio.Future[tuple[Completion, ...]]:
-        """Await an engine's call until it has ended in any way; cancelled together with its caller."""
-        call = asyncio.ensure_future(served.engine.generate(request))
-        served.calls.add(call)
-        try:
-            await asyncio.wait([call])
-        except asyncio.CancelledError:
-            call.cancel()
-            await asyncio.wait([call])
-            raise
-        finally:
-            served.calls.discard(call)
-        return call
 
     def _refuse_where_none_serves(self) -> None:
         """Raises the error that killed the last engine, if no engine is in service."""

@@ -26,33 +26,27 @@ class TokenReport:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._new: list[NewTokens] = []
-        self._changed, self._ended = asyncio.Event(), False
+        self._drawn: asyncio.Queue[NewTokens | None] = asyncio.Queue()
+        """Tokens that were not fetched; None behind the last ones."""
+        self._ended = False
 
     def add(self, new: NewTokens) -> None:
         """Report tokens, from any thread."""
         with suppress(RuntimeError):  # the loop has ended before the engine noticed
-            self._loop.call_soon_threadsafe(self._append, new)
+            self._loop.call_soon_threadsafe(self._drawn.put_nowait, new)
 
     def end(self) -> None:
         """Mark the report as complete: no more tokens follow."""
-        self._loop.call_soon_threadsafe(self._end)  # after the tokens that were already reported
+        self._loop.call_soon_threadsafe(self._drawn.put_nowait, None)  # after the tokens that were already reported
 
     async def fetch(self) -> list[NewTokens] | None:
         """Tokens since the last call, once there are any; None at the end."""
-        while not (self._new or self._ended):
-            self._changed.clear()
-            await self._changed.wait()
-        new, self._new = self._new, []
+        new: list[NewTokens] = []
+        while not self._ended and not (new and self._drawn.empty()):
+            tokens = await self._drawn.get()
+            self._ended = tokens is None
+            new += [] if tokens is None else [tokens]
         return new or None
-
-    def _append(self, new: NewTokens) -> None:
-        self._new.append(new)
-        self._changed.set()
-
-    def _end(self) -> None:
-        self._ended = True
-        self._changed.set()
 
 
 _REPORTS: dict[str, TokenReport] = {}
@@ -90,12 +84,8 @@ class EngineProxy:
 
     def __init__(self, handle: Handle[InferenceEngine]) -> None:
         self._handle = handle
-        self._weight_version = 0
-
-    @property
-    def weight_version(self) -> int:
+        self.weight_version = 0
         """The version of the weights that was last adopted through this object; 0 until then."""
-        return self._weight_version
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """One completion per key, in order. A callback cannot reach another process: tokens are fetched for it."""
@@ -134,7 +124,7 @@ class EngineProxy:
             if error.process == self._handle.name:
                 raise
             raise WeightSyncError(f"{self._handle.name} got no weights: {error}") from error  # another member ended
-        self._weight_version = version
+        self.weight_version = version
         return is_verified
 
     async def add_adapter(self, name: str, adapter: Adapter) -> None:

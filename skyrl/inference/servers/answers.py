@@ -101,9 +101,24 @@ def completion(drawn: DrawnSample, requested: RequestedSample, tokenizer: ChatTo
     Raises `BadAnswer` for a mismatch, `NotFinite` for non-finite log-probabilities, and `OtherWeights` for tokens drawn
     by weights that the server was not given.
     """
-    sampling = requested.request.sampling
-    _refuse_shape(drawn, requested)
-    _refuse_logprobs(drawn, requested.key)
+    sampling, key, count = requested.request.sampling, requested.key, len(drawn.token_ids)
+    if drawn.finish not in ("stop", "length"):
+        raise BadAnswer(f"with an incomplete sample that ended by {drawn.finish!r}")
+    if not 0 < count <= requested.limit:
+        raise BadAnswer(f"with {count} tokens, where 1 to {requested.limit} were asked for")
+    if drawn.finish == "length" and count != requested.limit:
+        raise BadAnswer(f"with {count} tokens of {requested.limit}, although it reports that the limit was reached")
+    if len(drawn.logprobs) != count:
+        raise BadAnswer(f"with {count} tokens and {len(drawn.logprobs)} log-probabilities")
+    refuse_unknown_tokens(drawn.token_ids, requested.vocabulary)
+    for index, value in enumerate(drawn.logprobs):
+        if not math.isfinite(value) or value < LEAST_LOGPROB:
+            raise NotFinite(
+                f"with {value:g} for a log-probability: the model's logits after {index} sampled tokens of prompt "
+                f"{key.prompt_id!r}, sample {key.sample_index}, are not finite"
+            )
+        if value > _ROUNDING:
+            raise BadAnswer(f"with {value:g} for a log-probability, which cannot be above 0")
     stopped = isinstance(drawn.stopped_by, str)
     text = stop_strings.text_of(
         tokenizer, drawn.token_ids, (sampling.stop or ()) if stopped else (), least=sampling.min_new_tokens
@@ -119,30 +134,11 @@ def completion(drawn: DrawnSample, requested: RequestedSample, tokenizer: ChatTo
     )
 
 
-def _refuse_shape(drawn: DrawnSample, requested: RequestedSample) -> None:
-    count = len(drawn.token_ids)
-    if drawn.finish not in ("stop", "length"):
-        raise BadAnswer(f"with an incomplete sample that ended by {drawn.finish!r}")
-    if not 0 < count <= requested.limit:
-        raise BadAnswer(f"with {count} tokens, where 1 to {requested.limit} were asked for")
-    if drawn.finish == "length" and count != requested.limit:
-        raise BadAnswer(f"with {count} tokens of {requested.limit}, although it reports that the limit was reached")
-    if len(drawn.logprobs) != count:
-        raise BadAnswer(f"with {count} tokens and {len(drawn.logprobs)} log-probabilities")
-    strange = [token for token in drawn.token_ids if not 0 <= token < requested.vocabulary]
+def refuse_unknown_tokens(token_ids: Sequence[int], vocabulary: int) -> None:
+    """Raises `BadAnswer` for a token that the model does not have."""
+    strange = [token for token in token_ids if not 0 <= token < vocabulary]
     if strange:
-        raise BadAnswer(f"with token {strange[0]}, outside the vocabulary of {requested.vocabulary} tokens")
-
-
-def _refuse_logprobs(drawn: DrawnSample, key: SampleKey) -> None:
-    for index, value in enumerate(drawn.logprobs):
-        if not math.isfinite(value) or value < LEAST_LOGPROB:
-            raise NotFinite(
-                f"with {value:g} for a log-probability: the model's logits after {index} sampled tokens of prompt "
-                f"{key.prompt_id!r}, sample {key.sample_index}, are not finite"
-            )
-        if value > _ROUNDING:
-            raise BadAnswer(f"with {value:g} for a log-probability, which cannot be above 0")
+        raise BadAnswer(f"with token {strange[0]}, outside the vocabulary of {vocabulary} tokens")
 
 
 def _versions(drawn: DrawnSample, requested: RequestedSample) -> tuple[int, ...]:

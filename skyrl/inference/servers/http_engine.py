@@ -16,7 +16,7 @@ import copy
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from attrs import evolve, frozen
@@ -45,7 +45,6 @@ from skyrl.inference.engine import (
 )
 from skyrl.inference.gate import Gate
 from skyrl.inference.servers.answers import NotFinite, OtherWeights, RequestedSample, completion
-from skyrl.inference.servers.liveness import Pulse
 from skyrl.inference.servers.server_api import ServerApi
 from skyrl.inference.vllm.model import expected_weights, model_facts, refuse_unfit
 from skyrl.models.files.loading import load_tokenizer
@@ -78,8 +77,61 @@ class _Flight:
     versions: set[int]
 
 
+class Pulse:
+    """Ends every guarded call if the server gives no sign of life. Used on one event loop."""
+
+    def __init__(
+        self,
+        name: str,
+        sign: Callable[[float], Awaitable[object]],
+        *,
+        seconds: float,
+        has_started: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`sign` asks the server for a sign of life, within the number of seconds that it is given: `seconds`. It is
+        called at intervals of a quarter of `seconds`, and counts once the server `has_started`.
+        """
+        self._name, self._sign, self._seconds, self._has_started = name, sign, seconds, has_started
+        self._calls = 0
+        self._watch: asyncio.Task[None] | None = None
+
+    async def guard(self, call: Coroutine[Any, Any, T]) -> T:
+        """The call's result. Raises `ProcessError` if the server gives no sign of life meanwhile."""
+        self._calls += 1
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._watch_signs())
+        watch, task = self._watch, asyncio.ensure_future(call)
+        try:
+            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                watch.result()
+            return await task
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._watch.cancel()
+                self._watch = None  # the cancelled task ends only later, and would end a call that begins meanwhile
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _watch_signs(self) -> None:
+        while True:
+            await asyncio.sleep(self._seconds / 4)
+            try:
+                await self._sign(self._seconds)
+            except ProcessError as error:
+                if not self._has_started():
+                    continue
+                raise ProcessError(
+                    f"the inference server {self._name} gave no sign of life for {self._seconds:g} s: {error}"
+                ) from error
+
+
 class HttpEngine:
     """An `InferenceEngine` over one server. All calls must be made on one event loop.
+
+    It connects at its first call, and again by `rejoin`; then it serves or is paused, until it is closed. After weights
+    that the server loaded halfway it is broken, and only `close` has an effect.
 
     Example: `HttpEngine(VLLMServer(connection, connection, ServerDeadlines()), model_path="Qwen/Qwen3-0.6B")`
     """
@@ -115,14 +167,10 @@ class HttpEngine:
         self._longest_sample, self._warned_of_copies = 0.0, False
         self._gate, self._connecting = Gate(), asyncio.Lock()
         self._flights: set[_Flight] = set()
-        self._weight_version = 0
+        self.weight_version = 0
+        """Version of the weights that the engine samples from; 0 until weights are loaded."""
         self._in_flight: InFlight = "finish"
         self._connected, self._paused, self._closed, self._broken = False, False, False, ""
-
-    @property
-    def weight_version(self) -> int:
-        """Version of the weights that the engine samples from; 0 until weights are loaded."""
-        return self._weight_version
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """One completion per key, in order. Raises `RunError` for a prompt that is empty or longer than the model.
@@ -151,7 +199,7 @@ class HttpEngine:
         """Wait until a server that had failed answers again, and prepare it for the run as at its start. Raises
         `ProcessError`.
         """
-        self._connected, self._paused, self._weight_version = False, False, 0
+        self._connected, self._paused, self.weight_version = False, False, 0
         self._gate = Gate()  # the old one may hold requests that are still being cancelled
         try:
             await self._connect()
@@ -193,10 +241,10 @@ class HttpEngine:
         else:
             refuse_unfit(self._expected, incoming)
         server_version = await self._call_server(self._server.version())
-        if server_version != self._weight_version:
+        if server_version != self.weight_version:
             raise WeightSyncError(
                 f"the inference server {self._server.url} reports weights of version {server_version} at "
-                f"{self._server.version_route}, and this run gave it version {self._weight_version}: does another run "
+                f"{self._server.version_route}, and this run gave it version {self.weight_version}: does another run "
                 "use it?"
             )
         if isinstance(incoming, Adapter):
@@ -210,7 +258,7 @@ class HttpEngine:
                 f"{version} stopped halfway: {problem}"
             )
             raise WeightSyncError(self._broken)
-        self._weight_version = version
+        self.weight_version = version
         for flight in self._flights:
             flight.versions.add(version)
         _log.info("weights of version %d at %s", version, self._server.url)
@@ -292,7 +340,7 @@ class HttpEngine:
             self._max_model_len, self._connected = min(known), True
 
     async def _sample(self, request: GenerationRequest, index: int, limit: int) -> Completion:
-        flight = _Flight(set() if self._expected is None else {self._weight_version})
+        flight = _Flight(set() if self._expected is None else {self.weight_version})
         self._flights.add(flight)
         requested = RequestedSample(
             request=request,

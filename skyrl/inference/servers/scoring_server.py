@@ -97,7 +97,18 @@ class ScoringServer:
         the fields of its `address` and of the largest `length`.
         """
         try:
-            self._model = await self._request_model()
+            if self._protocol == "sglang":
+                info = await self._connection.wait_for_first(_Info, "/get_model_info", seconds=_FIRST_ANSWER_SECONDS)
+                path = str(info.model_path)
+                self._model = ServedModel(path, path, _whole(info.context_length))
+            else:
+                models = await self._connection.wait_for_first(
+                    ListedModels, "/v1/models", seconds=_FIRST_ANSWER_SECONDS
+                )
+                if not models.data:
+                    raise UserError(f"the teacher at {self.url} serves no model (/v1/models)")
+                model = models.data[0]
+                self._model = ServedModel(model.id, model.root or model.id, _whole(model.max_model_len))
         except ProcessError as error:
             raise ProcessError(f"{error}: start the teacher, or correct {address}") from error
         limit = self._model.max_model_len
@@ -142,16 +153,6 @@ class ScoringServer:
         """Close every connection."""
         await self._connection.close()
 
-    async def _request_model(self) -> ServedModel:
-        if self._protocol == "sglang":
-            info = await self._connection.wait_for_first(_Info, "/get_model_info", seconds=_FIRST_ANSWER_SECONDS)
-            return ServedModel(str(info.model_path), str(info.model_path), _whole(info.context_length))
-        models = await self._connection.wait_for_first(ListedModels, "/v1/models", seconds=_FIRST_ANSWER_SECONDS)
-        if not models.data:
-            raise UserError(f"the teacher at {self.url} serves no model (/v1/models)")
-        model = models.data[0]
-        return ServedModel(model.id, model.root or model.id, _whole(model.max_model_len))
-
     async def _request_vllm_scores(
         self, tokens: Sequence[int], top: int, attempts: int
     ) -> list[tuple[float, dict[int, float]]]:
@@ -169,7 +170,12 @@ class ScoringServer:
             raise RunError(f"the teacher at {self.url} gives {len(answer.choices)} answers to one row")
         scores = []
         for token, logprobs in zip(tokens[1:], answer.choices[0].prompt_logprobs[1:], strict=False):
-            table = _table(logprobs)
+            entries = logprobs.items() if isinstance(logprobs, Mapping) else ()
+            table = {
+                int(name): _number(item.get("logprob"))
+                for name, item in entries
+                if name.isdigit() and isinstance(item, Mapping)
+            }
             if token not in table:
                 raise RunError(f"the teacher at {self.url} reports no log-probability of token {token}")
             scores.append((table[token], table))
@@ -190,16 +196,6 @@ class ScoringServer:
         top_logprobs = meta.input_top_logprobs or (None,) * len(tokens)
         pairs = zip(meta.input_token_logprobs[1:], top_logprobs[1:], strict=False)
         return [(_number(own[0]), {int(_number(e[1])): _number(e[0]) for e in tops or ()}) for own, tops in pairs]
-
-
-def _table(logprobs: object) -> dict[int, float]:
-    """Token -> log-probability, of vLLM's table of one place."""
-    entries = logprobs.items() if isinstance(logprobs, Mapping) else ()
-    return {
-        int(token): _number(item.get("logprob"))
-        for token, item in entries
-        if token.isdigit() and isinstance(item, Mapping)
-    }
 
 
 def _whole(value: object) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -16,7 +16,8 @@ from skyrl.errors import ServerRefusal, WeightSyncError
 from skyrl.inference.adapters import write_adapter
 from skyrl.inference.engine import EngineLoad, InFlight
 from skyrl.inference.servers.answers import DrawnSample, OtherWeights, RequestedSample, version_number
-from skyrl.inference.servers.http_connection import ATTEMPTS, Connection
+from skyrl.inference.servers.http_connection import ATTEMPTS, Connection, Listener
+from skyrl.inference.servers.streams import Streamed
 from skyrl.inference.vllm.model import ExpectedWeights
 from skyrl.weight_receiver.incoming_weights import Adapter, FolderWeights, IncomingWeights
 
@@ -54,6 +55,18 @@ class ServerApi(ABC):
     answers in another form than the route has.
     """
 
+    route: str
+    """Path of the route that draws samples."""
+
+    version_route: str
+    """Path of the route that reports the version of the weights."""
+
+    streamed: type[Streamed]
+    """Class that puts a streamed answer together."""
+
+    verifies_loads = False
+    """Whether this library's code receives weights in the server, and verifies that its parameters hold them."""
+
     def __init__(
         self, samples: Connection, control: Connection, deadlines: ServerDeadlines, *, workers: int | None = None
     ) -> None:
@@ -68,31 +81,9 @@ class ServerApi(ABC):
         name, because vLLM would read an adapter that is loaded in place of another again with every step."""
 
     @classmethod
-    def of_engine(
-        cls,
-        config: InferenceEngineConfig,
-        samples: Connection,
-        control: Connection,
-        deadlines: ServerDeadlines,
-        workers: int | None,
-    ) -> Self:
-        """The server of a run's engine; arguments as for the class."""
-        return cls(samples, control, deadlines, workers=workers)
-
-    @property
-    @abstractmethod
-    def route(self) -> str:
-        """Path of the route that draws samples, for messages."""
-
-    @property
-    @abstractmethod
-    def version_route(self) -> str:
-        """Path of the route that reports the version of the weights, for messages."""
-
-    @property
-    def verifies_loads(self) -> bool:
-        """Whether this library's code receives weights in the server, and verifies that its parameters hold them."""
-        return False
+    def of_engine(cls, config: InferenceEngineConfig) -> Callable[..., Self]:
+        """Makes the server of a run's engine from the remaining arguments of the class."""
+        return cls
 
     @abstractmethod
     async def connect(self, *, claim: bool) -> ServerFacts:
@@ -156,6 +147,22 @@ class ServerApi(ABC):
     async def close(self) -> None:
         """Close the connections. The server keeps running."""
         await asyncio.gather(self._samples.close(), self._control.close())
+
+    async def _fetch_sample(
+        self, body: Mapping[str, object], requested: RequestedSample, session: str, seconds: float
+    ) -> object:
+        """The answer to a request for one sample; streamed if it has an `on_tokens` callback. Raises `BadAnswer`."""
+        headers = {"X-Session-ID": session}
+        if requested.request.on_tokens is None:
+            return await self._samples.post(self.route, body, seconds=seconds, headers=headers)
+        attempts: list[Streamed] = []
+
+        def begin() -> Listener:
+            attempts.append(self.streamed(requested))
+            return attempts[-1].add
+
+        await self._samples.hear(self.route, {**body, "stream": True}, seconds=seconds, headers=headers, begin=begin)
+        return attempts[-1].answer
 
     async def _add_adapter(self, adapter: Adapter, version: int, path: str, *, needs: str) -> str:
         """Have the server read an adapter beside the one that draws samples; returns its name. `needs` are the options

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -86,7 +85,9 @@ class SGLangEngine(HttpEngine):
     async def close(self) -> None:
         """Finishes running requests, refuses waiting and later ones, and ends the server."""
         await super().close()
-        await asyncio.to_thread(_end_server, self._process)
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # ends the server and its children
+        await asyncio.to_thread(self._process.wait)
 
     async def _connect(self) -> None:
         """Waits for the server to start. Raises `ProcessError` if it ends before it answers."""
@@ -162,10 +163,3 @@ def _option(name: str, value: object) -> Iterator[str]:
         yield from map(str, value)
     elif value is not True:
         yield str(value)
-
-
-def _end_server(process: subprocess.Popen[bytes]) -> None:
-    """End the server by closing its standard input; returns when it and its children are gone."""
-    assert process.stdin is not None
-    process.stdin.close()
-    process.wait()

@@ -26,15 +26,13 @@ from skyrl.inference.servers.answers import (
     versions_of_spans,
 )
 from skyrl.inference.servers.server_api import ServerApi, ServerFacts
-from skyrl.inference.servers.streams import Growing, fetch_sample
+from skyrl.inference.servers.streams import Growing
 from skyrl.inference.vllm.model import ExpectedWeights
 from skyrl.processes.answers import BadAnswer, display_value, read
 from skyrl.weight_receiver.incoming_weights import Adapter, FolderWeights, IncomingWeights, SGLangGroupWeights
 from skyrl.weight_receiver.transfer_group import received_requests
 
 ADDITIONAL = BACKENDS["sglang"].sampling_arguments
-
-_GENERATE = "/generate"
 
 _PAUSE_MODES: dict[InFlight, str] = {"finish": "in_place", "recompute": "retract", "keep": "in_place"}
 
@@ -86,6 +84,8 @@ class _Sample:
 class SGLangServer(ServerApi):
     """`ServerApi` of SGLang."""
 
+    route, version_route, streamed = "/generate", "/model_info", Growing
+
     async def connect(self, *, claim: bool) -> ServerFacts:
         self.has_answered, self._adapter = False, ""
         info = await self._either(
@@ -121,8 +121,7 @@ class SGLangServer(ServerApi):
         }
         if self._adapter:
             body["lora_path"] = self._adapter
-        answer = await fetch_sample(self._samples, _GENERATE, body, requested, session, Growing, seconds=seconds)
-        return _parse_sample(answer, requested)
+        return _parse_sample(await self._fetch_sample(body, requested, session, seconds), requested)
 
     async def pause(self, in_flight: InFlight) -> None:
         await self._post("/pause_generation", {"mode": _PAUSE_MODES[in_flight]})
@@ -148,34 +147,29 @@ class SGLangServer(ServerApi):
                 f"the inference server {self.url} would read the experts of this model under other names than the "
                 "learner's: use vLLM"
             )
-        if isinstance(incoming, SGLangGroupWeights):
-            return await self._join_and_receive(incoming, version, in_flight)
-        body = {
-            "model_path": incoming.path,
-            "weight_version": str(version),
-            "flush_cache": in_flight != "keep",
-            "abort_all_requests": False,
-            "keep_pause": True,
-        }
         try:
+            if isinstance(incoming, SGLangGroupWeights):
+                await asyncio.to_thread(self._relay_requests, incoming, in_flight, asyncio.get_running_loop())
+                await self._post("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+                return ""
+            body = {
+                "model_path": incoming.path,
+                "weight_version": str(version),
+                "flush_cache": in_flight != "keep",
+                "abort_all_requests": False,
+                "keep_pause": True,
+            }
             answer = await self._request_update("/update_weights_from_disk", body)
-        except ServerRefusal as error:
-            return str(error)
-        return "" if answer.success is True else f"{display_value(answer.message)} (/update_weights_from_disk)"
-
-    async def _join_and_receive(self, incoming: SGLangGroupWeights, version: int, in_flight: InFlight) -> str:
-        """Has the server's workers join the learner's group and receive its weights. Returns as `load_weights`."""
-        try:
-            await asyncio.to_thread(self._relay_requests, incoming, in_flight, asyncio.get_running_loop())
-            await self._post("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
         except (ServerRefusal, WeightSyncError) as error:
             return str(error)
-        return ""
+        return "" if answer.success is True else f"{display_value(answer.message)} (/update_weights_from_disk)"
 
     def _relay_requests(
         self, incoming: SGLangGroupWeights, in_flight: InFlight, loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Forwards the learner's requests to the server, on a thread: the learner's store has no asynchronous calls."""
+        """Has the server's workers join the learner's group and receive its weights: forwards the learner's requests to
+        the server. Runs on a thread, because the learner's store has no asynchronous calls.
+        """
         name, meeting = incoming.group.name, incoming.group
 
         def post(path: str, body: Mapping[str, object]) -> None:
@@ -220,14 +214,6 @@ class SGLangServer(ServerApi):
 
     async def wake(self) -> None:
         await self._post("/resume_memory_occupation")
-
-    @property
-    def route(self) -> str:
-        return _GENERATE
-
-    @property
-    def version_route(self) -> str:
-        return "/model_info"
 
     async def _info(self, kind: type[T], name: str) -> T:
         return await self._either(lambda path: self._control.read(kind, path, seconds=self.deadlines.call), name)

@@ -5,75 +5,40 @@ Connection.hear --event--> VLLM's: parts, joined | SGLang's: each holds all so f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from skyrl.inference.engine import NewTokens
-from skyrl.inference.servers.answers import RequestedSample, ids, mapping
-from skyrl.inference.servers.http_connection import Connection, Listener
+from skyrl.inference.servers.answers import RequestedSample, ids, mapping, refuse_unknown_tokens
 from skyrl.processes.answers import BadAnswer
 
 
-class Streamed(Protocol):
-    """A streamed answer."""
-
-    answer: dict[str, Any]
-    """The answer so far, in the form of one that is not streamed."""
-
-    def add(self, event: object) -> None:
-        """Take the next event. Raises `BadAnswer`."""
-
-
-async def fetch_sample(
-    connection: Connection,
-    path: str,
-    body: Mapping[str, object],
-    requested: RequestedSample,
-    session: str,
-    kind: Callable[[RequestedSample], Streamed],
-    *,
-    seconds: float,
-) -> object:
-    """The answer to a request for one sample; streamed if it has an `on_tokens` callback. Raises `BadAnswer`."""
-    headers = {"X-Session-ID": session}
-    if requested.request.on_tokens is None:
-        return await connection.post(path, body, seconds=seconds, headers=headers)
-    attempts: list[Streamed] = []
-
-    def begin() -> Listener:
-        attempts.append(kind(requested))
-        return attempts[-1].add
-
-    await connection.hear(path, {**body, "stream": True}, seconds=seconds, headers=headers, begin=begin)
-    return attempts[-1].answer
-
-
-class _Reported:
-    """Reports the tokens of one sample."""
-
-    def __init__(self, requested: RequestedSample) -> None:
-        self._requested, self.count = requested, 0
-
-    def report(self, new: Sequence[int]) -> None:
-        """Report new tokens. Raises `BadAnswer` for tokens that the model does not have, and for more than `limit`."""
-        requested, listen = self._requested, self._requested.request.on_tokens
-        strange = [token for token in new if not 0 <= token < requested.vocabulary]
-        if strange:
-            raise BadAnswer(f"with token {strange[0]}, outside the vocabulary of {requested.vocabulary} tokens")
-        if self.count + len(new) > requested.limit:
-            raise BadAnswer(f"with more tokens than the {requested.limit} that were asked for")
-        if new and listen is not None:
-            listen(NewTokens(index=requested.index, start=self.count, token_ids=tuple(new)))
-        self.count += len(new)
-
-
-class Parts:
-    """An answer in parts, as vLLM streams it: lists are continued, and other values replace earlier ones."""
+class Streamed(ABC):
+    """A streamed answer, whose tokens are reported as they arrive."""
 
     def __init__(self, requested: RequestedSample) -> None:
         self.answer: dict[str, Any] = {}
-        self._choice: dict[str, Any] = {}
-        self._reported = _Reported(requested)
+        """The answer so far, in the form of one that is not streamed."""
+        self._requested, self._count = requested, 0
+
+    @abstractmethod
+    def add(self, event: object) -> None:
+        """Take the next event. Raises `BadAnswer`."""
+
+    def _report(self, new: Sequence[int]) -> None:
+        """Report new tokens. Raises `BadAnswer` for tokens that the model does not have, and for more than `limit`."""
+        requested, listen = self._requested, self._requested.request.on_tokens
+        refuse_unknown_tokens(new, requested.vocabulary)
+        if self._count + len(new) > requested.limit:
+            raise BadAnswer(f"with more tokens than the {requested.limit} that were asked for")
+        if new and listen is not None:
+            listen(NewTokens(index=requested.index, start=self._count, token_ids=tuple(new)))
+        self._count += len(new)
+
+
+class Parts(Streamed):
+    """An answer in parts, as vLLM streams it: lists are continued, and other values replace earlier ones."""
 
     def add(self, event: object) -> None:
         fields = dict(mapping(event, "a part of an answer"))
@@ -83,17 +48,12 @@ class Parts:
         _continue(self.answer, fields)
         for choice in choices:  # a part with token counts has none
             part = mapping(choice, "a choice")
-            self._reported.report(ids(part.get("token_ids") or []))
-            _continue(self._choice, part)
-            self.answer["choices"] = [self._choice]
+            self._report(ids(part.get("token_ids") or []))
+            _continue(self.answer.setdefault("choices", [{}])[0], part)
 
 
-class Growing:
+class Growing(Streamed):
     """An answer of SGLang, which repeats all of it so far in every event."""
-
-    def __init__(self, requested: RequestedSample) -> None:
-        self.answer: dict[str, Any] = {}
-        self._reported = _Reported(requested)
 
     def add(self, event: object) -> None:
         self.answer = dict(mapping(event, "a part of an answer"))
@@ -105,7 +65,7 @@ class Growing:
             raise BadAnswer(
                 f"with {len(so_far)} tokens of {counted}: a server started with --stream-output is not supported"
             )
-        self._reported.report(so_far[self._reported.count :])
+        self._report(so_far[self._count :])
 
 
 def _continue(answer: dict[str, Any], part: Mapping[str, Any]) -> None:

@@ -13,7 +13,8 @@ learner's only at temperature 1; the canary detects a difference.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -34,7 +35,7 @@ from skyrl.inference.servers.answers import (
 )
 from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.server_api import ServerApi, ServerDeadlines, ServerFacts
-from skyrl.inference.servers.streams import Parts, fetch_sample
+from skyrl.inference.servers.streams import Parts
 from skyrl.inference.vllm.model import ExpectedWeights
 from skyrl.inference.vllm.sampling_arguments import check_sampling, sampling_arguments
 from skyrl.processes.answers import BadAnswer, read
@@ -135,6 +136,8 @@ class _Completed:
 class VLLMServer(ServerApi):
     """`ServerApi` of vLLM's server."""
 
+    route, version_route, streamed = _GENERATE, "/weight_info", Parts
+
     def __init__(
         self,
         samples: Connection,
@@ -152,34 +155,15 @@ class VLLMServer(ServerApi):
         super().__init__(samples, control, deadlines, workers=workers)
         self._model = self._configured_model = model
         self._overrides_group = overrides_group
-        self._route = _GENERATE
-        self._has_extension = False
         self._mode = "wait"
 
     @classmethod
-    def of_engine(
-        cls,
-        config: InferenceEngineConfig,
-        samples: Connection,
-        control: Connection,
-        deadlines: ServerDeadlines,
-        workers: int | None,
-    ) -> Self:
-        return cls(
-            samples,
-            control,
-            deadlines,
-            model=config.served_model_name or "",
-            workers=workers,
-            overrides_group=config.override_existing_update_group != "disable",
-        )
-
-    @property
-    def verifies_loads(self) -> bool:
-        return self._has_extension
+    def of_engine(cls, config: InferenceEngineConfig) -> Callable[..., Self]:
+        overrides_group = config.override_existing_update_group != "disable"
+        return partial(cls, model=config.served_model_name or "", overrides_group=overrides_group)
 
     async def connect(self, *, claim: bool) -> ServerFacts:
-        self.has_answered, self._route, self._adapter = False, _GENERATE, ""
+        self.has_answered, self.route, self._adapter = False, _GENERATE, ""
         models = (
             await self._control.wait_for_first(ListedModels, "/v1/models", seconds=self.deadlines.start)
         ).data or ()
@@ -193,9 +177,16 @@ class VLLMServer(ServerApi):
         longest = model.max_model_len
         is_versioned = await self._is_versioned()
         if is_versioned and claim:
-            self._has_extension = await self._prepared()
+            self.verifies_loads = await self._prepared()
             await self._leave_update_group()
-            await self._refuse_other_size()
+            if self._workers is not None:
+                size = (await self._control.read(_WorldSize, "/get_world_size", seconds=self.deadlines.call)).world_size
+                if size != self._workers:
+                    raise UserError(
+                        f"the inference server {self.url} has {size} workers, but the sizes in "
+                        f"generator.inference_engine require {self._workers}: set tensor_parallel_size, "
+                        "pipeline_parallel_size and data_parallel_size to the server's values"
+                    )
             await self.resume()
             await self._post("/update_weight_version", {"new_version": "0"})
         return ServerFacts(
@@ -208,23 +199,23 @@ class VLLMServer(ServerApi):
         sampling = requested.request.sampling
         check_sampling(sampling)
         arguments = sampling_arguments(sampling, requested.key, limit=requested.limit, eos_ids=requested.ends)
-        prompt = list(requested.request.prompt_ids)
-        if self._route == _GENERATE:
+        prompt, body = list(requested.request.prompt_ids), {"model": self._model, "return_token_ids": True}
+        if self.route == _GENERATE:
             try:
-                body = {"token_ids": prompt, "sampling_params": arguments, "return_token_ids": True}
-                return _parse_generate(await self._sample(body, session, requested, seconds), requested)
+                generate = {**body, "token_ids": prompt, "sampling_params": arguments}
+                return _parse_generate(await self._fetch_sample(generate, requested, session, seconds), requested)
             except ServerRefusal as error:
                 if error.status not in _LACKING:
                     raise
-                self._route = _COMPLETIONS
+                self.route = _COMPLETIONS
         flat = {name: value for name, value in arguments.items() if name not in _NOT_IN_COMPLETIONS}
         flat["vllm_xargs"] = flat.pop("extra_args", None)
-        body = {"prompt": prompt, "return_token_ids": True, **flat}
-        return _parse_completion(await self._sample(body, session, requested, seconds), requested)
+        complete = {**body, "prompt": prompt, **flat}
+        return _parse_completion(await self._fetch_sample(complete, requested, session, seconds), requested)
 
     async def pause(self, in_flight: InFlight) -> None:
         self._mode = "wait" if in_flight == "finish" else "keep"
-        if in_flight != "finish" and self._route == _COMPLETIONS:
+        if in_flight != "finish" and self.route == _COMPLETIONS:
             raise UserError(
                 f"the inference server {self.url} does not report which weights sampled a token, so samples must not "
                 "be interrupted: start it with --enable-scale-out, or set "
@@ -244,20 +235,29 @@ class VLLMServer(ServerApi):
     async def load_weights(
         self, incoming: IncomingWeights, version: int, expected: ExpectedWeights, in_flight: InFlight
     ) -> str:
-        if not isinstance(incoming, RemoteWeights if self._has_extension else FolderWeights):
+        if not isinstance(incoming, RemoteWeights if self.verifies_loads else FolderWeights):
             raise WeightSyncError(
                 f"the inference server {self.url} takes weights as files only: set "
                 "generator.inference_engine.weight_sync_backend = disk, or start the server with "
                 f"--worker-extension-cls {EXTENSION}"
             )
-        if expected.has_experts and not self._has_extension:
+        if expected.has_experts and not self.verifies_loads:
             raise WeightSyncError(
                 f"the inference server {self.url} would read the experts of this model under other names than the "
                 f"learner's: start the server with --worker-extension-cls {EXTENSION}"
             )
-        outcomes = (await self._replace(incoming, expected)).results or ()
+        call: dict[str, object]
+        if self.verifies_loads:
+            call = {"method": "skyrl_load_weights", "args": [as_plain(incoming), expected.tied]}
+        else:
+            assert isinstance(incoming, FolderWeights)
+            await asyncio.to_thread(_write_second_names, incoming, expected)
+            call = {"method": "reload_weights", "kwargs": {"weights_path": incoming.path}}
+        seconds = self.deadlines.call
+        answer = await self._control.read(_Results, "/collective_rpc", call, seconds=seconds, attempts=1)
+        outcomes = answer.results or ()
         problem = "; ".join(sorted({outcome for outcome in outcomes if outcome}))
-        if self._has_extension:
+        if self.verifies_loads:
             problem = load_failure(outcomes or ("",), incoming)
         if problem:
             return f"{problem} (/collective_rpc)"
@@ -284,14 +284,6 @@ class VLLMServer(ServerApi):
         await self._post("/wake_up")
         await self._post("/pause", query={"mode": self._mode})  # waking starts the scheduler
 
-    @property
-    def route(self) -> str:
-        return self._route
-
-    @property
-    def version_route(self) -> str:
-        return "/weight_info"
-
     async def _is_versioned(self) -> bool:
         try:
             await self._control.get(self.version_route, seconds=self.deadlines.call)
@@ -317,7 +309,7 @@ class VLLMServer(ServerApi):
         """
         if self._overrides_group:
             await self._post("/shutdown_weight_transfer_engine")
-        elif self._has_extension:
+        elif self.verifies_loads:
             body, seconds = {"method": "skyrl_update_group"}, self.deadlines.call
             groups = await self._control.read(_Results, "/collective_rpc", body, seconds=seconds)
             if holders := sorted({holder for holder in groups.results or () if holder}):
@@ -326,30 +318,6 @@ class VLLMServer(ServerApi):
                     f"({', '.join(holders)}): if that run is over, set "
                     "generator.inference_engine.override_existing_update_group = enable"
                 )
-
-    async def _refuse_other_size(self) -> None:
-        """Raises `UserError` if the server has another number of workers than the transfer group expects."""
-        if self._workers is None:
-            return
-        size = (await self._control.read(_WorldSize, "/get_world_size", seconds=self.deadlines.call)).world_size
-        if size != self._workers:
-            raise UserError(
-                f"the inference server {self.url} has {size} workers, but the sizes in "
-                f"generator.inference_engine require {self._workers}: set tensor_parallel_size, pipeline_parallel_size "
-                "and data_parallel_size to the server's values"
-            )
-
-    async def _replace(self, incoming: RemoteWeights, expected: ExpectedWeights) -> _Results:
-        """Has the workers replace their weights; their answer names what went wrong."""
-        call: dict[str, object]
-        if self._has_extension:
-            call = {"method": "skyrl_load_weights", "args": [as_plain(incoming), expected.tied]}
-        else:
-            assert isinstance(incoming, FolderWeights)
-            await asyncio.to_thread(_write_second_names, incoming, expected)
-            call = {"method": "reload_weights", "kwargs": {"weights_path": incoming.path}}
-        seconds = self.deadlines.call
-        return await self._control.read(_Results, "/collective_rpc", call, seconds=seconds, attempts=1)
 
     async def _drop_caches(self, version: int, in_flight: InFlight) -> str:
         """Drops what was computed from the old weights, and sets the version of the new ones. Returns an empty string,
@@ -363,12 +331,6 @@ class VLLMServer(ServerApi):
                 return "vLLM could not drop what it had computed with the old weights (/reset_prefix_cache)"
         await self._post("/update_weight_version", {"new_version": str(version)})
         return ""
-
-    async def _sample(
-        self, body: Mapping[str, object], session: str, requested: RequestedSample, seconds: float
-    ) -> object:
-        body = {"model": self._model, **body}
-        return await fetch_sample(self._samples, self._route, body, requested, session, Parts, seconds=seconds)
 
 
 def _parse_generate(answer: object, requested: RequestedSample) -> DrawnSample:

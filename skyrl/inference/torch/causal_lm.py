@@ -3,6 +3,12 @@
 `FusedDecoder` computes the models that it supports, if their attention is `sdpa` or `flash_attention_2`; for all others
 this module gives transformers the masks, positions and caches that it expects. Any causal LM whose only state is keys
 and values is supported; models with a recurrent state (Mamba, linear attention) are refused.
+
+transformers' SDPA path repeats every key and value head for its group of query heads as soon as there is a mask: a copy
+of the whole cache, in each layer, for each token. `grouped_query_attention` takes its place: with a single query
+position, the heads of a group can take the place of query positions, which computes the same sum without the copy (1.7
+times the decode speed at 64 rows of a 3M-parameter Qwen2). Soft caps and attention sinks, which that path leaves out
+without a word, are computed as the models define them.
 """
 
 from __future__ import annotations
@@ -14,23 +20,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from skyrl.errors import ModelError
-from skyrl.inference.torch import attention, paged_attention
+from skyrl.inference.torch import paged_decoder
 from skyrl.inference.torch.fused_decoder import FusedDecoder, Prefix, scored_blocks
 from skyrl.inference.torch.kv_cache import RowCache
-from skyrl.inference.torch.paged_cache import PagedCache, PagePool
-from skyrl.inference.torch.paged_decoder import PagedDecoder, padded
+from skyrl.inference.torch.paged_decoder import PagedCache, PagedDecoder, PagePool, padded
 from skyrl.inference.torch.prefix_cache import CachedPrefix, KeptPrefixes, common_length
-from skyrl.models.attention.segment_attention import leave_out_cudnn
+from skyrl.models.attention.segment_attention import Weighing, attend, leave_out_cudnn
 from skyrl.models.low_rank import Mix, SideBySide, Updates
 from skyrl.models.onednn import padded_rows
 from skyrl.models.output_head import in_float32, output_layer
 from skyrl.models.routers import ChoiceRecorder
 
 _log = logging.getLogger(__name__)
+
+GROUPED_QUERY = "skyrl_grouped_query"
+"""The name under which transformers finds `grouped_query_attention`."""
 
 _PADDING = 8
 """Prompts are padded to one length when their lengths round up to the same multiple of this."""
@@ -91,14 +102,15 @@ class CausalLM:
                 f'trainer.attention = "sdpa", and this is {type(model).__name__}: set it to "bfloat16"'
             )
         if model.config._attn_implementation == "sdpa":
-            attention.register()
-            model.set_attn_implementation(attention.GROUPED_QUERY)
+            AttentionInterface.register(GROUPED_QUERY, grouped_query_attention)
+            AttentionMaskInterface.register(GROUPED_QUERY, sdpa_mask)
+            model.set_attn_implementation(GROUPED_QUERY)
         if model.device.type == "cuda":
             leave_out_cudnn()
         self.hf_model = model.eval()
         self.device: torch.device = model.device
         windows = any(isinstance(layer, DynamicSlidingWindowLayer) for layer in layers)
-        self._own_mask = fused or (model.config._attn_implementation == attention.GROUPED_QUERY and not windows)
+        self._own_mask = fused or (model.config._attn_implementation == GROUPED_QUERY and not windows)
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._side = SideBySide() if takes_adapters else None
         self._fused: FusedDecoder | None = None
@@ -124,7 +136,7 @@ class CausalLM:
         if self._fused is not None:
             head = self.hf_model.model.layers[0].self_attn.head_dim
             heads = config.num_attention_heads, config.num_key_value_heads, head
-            reason = paged_attention.refusal(self.device, self.hf_model.dtype, *heads)
+            reason = paged_decoder.refusal(self.device, self.hf_model.dtype, *heads)
         if reason and self.device.type == "cuda":
             _log.warning("decoding without CUDA graphs, which takes several times as long: %s", reason)
         if reason or self._fused is None:
@@ -239,14 +251,17 @@ class CausalLM:
             assert self._paged is not None
             return self._paged.decode(cache, starts, recorded=mix is None)
         window = cache.window
-        ids = cache.tokens[: window.rows, 0, window.end : window.end + 1]
+        ids, positions = cache.tokens[: window.rows, 0, window.end : window.end + 1], window.end - starts
+        mask = None
+        if ragged:  # (R, L): True at the columns that belong to each row
+            mask = torch.arange(window.start, window.end + 1, device=self.device) >= starts.unsqueeze(1)
+            mask = mask[:, None, None, :] if self._own_mask else mask  # a model with windows makes its own
         if self._fused is not None:
-            mask = self._mask(window.start, window.end + 1, starts) if ragged else None
-            return self._fused.decode(cache, ids, window.end - starts, mask)
+            return self._fused.decode(cache, ids, positions, mask)
         result: Tensor = self.hf_model(
             input_ids=ids,
-            position_ids=(window.end - starts).unsqueeze(1),
-            attention_mask=self._mask(window.start, window.end + 1, starts) if ragged else None,
+            position_ids=positions.unsqueeze(1),
+            attention_mask=mask,
             past_key_values=cache,
             use_cache=True,
         ).logits[:, -1]
@@ -254,11 +269,6 @@ class CausalLM:
             assert cache.experts is not None
             cache.experts[: window.rows, 0, window.end] = self.choices.take()
         return result
-
-    def _mask(self, start: int, end: int, starts: Tensor) -> Tensor:
-        """True at the columns that belong to each row: (R, 1, 1, L), or (R, L) for a model that makes its own masks."""
-        own = torch.arange(start, end, device=self.device) >= starts.unsqueeze(1)
-        return own[:, None, None, :] if self._own_mask else own
 
     def _prefill_together(self, prompts: Sequence[Sequence[int]]) -> Iterator[Prefix]:
         """Computes prompts padded on the right, where causal attention does not look: no mask is needed, and results at
@@ -299,3 +309,27 @@ def _length_groups(
         bucket.append(index)
     if bucket:
         yield bucket
+
+
+def grouped_query_attention(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Computes the same as transformers' `sdpa_attention_forward`, which is called for all but a plain decode step and
+    models with a soft cap or sinks.
+
+    Shapes: query (R, heads, 1, D), key and value (R, kv_heads, L, D), mask (R, 1, 1, L) -> (R, 1, heads, D). Query head
+    h reads key head h // (heads / kv_heads).
+    """
+    softcap, sinks, scaling = (kwargs.get(name) for name in ("softcap", "s_aux", "scaling"))
+    if softcap is not None or sinks is not None:
+        weighing = Weighing(scaling, softcap=softcap, sinks=sinks)
+        return attend(query, key, value, weighing, seen=attention_mask).transpose(1, 2).contiguous(), None
+    plain = query.shape[2] == 1 and kwargs.get("position_bias") is None and kwargs.get("cache") is None
+    if not plain or module.training or (attention_mask is not None and attention_mask.shape[1] != 1):
+        result: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return result
+    rows, heads, _, width = query.shape
+    kv_heads = key.shape[1]
+    folded = query.reshape(rows, kv_heads, heads // kv_heads, width)
+    mixed = scaled_dot_product_attention(folded, key, value, attn_mask=attention_mask, scale=scaling)
+    return mixed.reshape(rows, 1, heads, value.shape[-1]), None

@@ -19,6 +19,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,8 @@ from skyrl.inference.engine import (
 )
 from skyrl.inference.sampling import Drawable
 from skyrl.inference.torch.causal_lm import CausalLM
-from skyrl.inference.torch.decode_batch import DecodeBatch
+from skyrl.inference.torch.decode_batch import DecodeBatch, Job
 from skyrl.inference.torch.prefix_cache import MOST_BYTES
-from skyrl.inference.torch.rows import Job
 from skyrl.inference.torch.sampling_support import sampling_support
 from skyrl.inference.torch.scheduler import Scheduler
 from skyrl.inference.weights import refuse_beside_adapters, replace_weights
@@ -91,7 +91,10 @@ class TorchEngine:
                 "the model's rotary embeddings depend on the longest row of a call: load it with `load_causal_lm`, "
                 "which chooses one set of them"
             )
-        self._max_model_len = max_model_len or _positions(model)
+        positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if max_model_len is None and positions is None:
+            raise ModelError(f"{type(model).__name__} does not state its context length: set max_model_len")
+        self._max_model_len = max_model_len or positions or 0
         self._causal_lm: CausalLM = CausalLM(
             model,
             kept_bytes=0 if deterministic else prefix_bytes,
@@ -106,14 +109,11 @@ class TorchEngine:
         self._tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
         self._eos_ids, self._drawable = _eos_ids(model, tokenizer), Drawable.of(tokenizer)
         self._max_num_seqs = max_num_seqs
-        self._weight_version, self._is_adapted = 0, False
-        self._adapters: AdapterShelf[Updates] = AdapterShelf(max_adapters, self._load_adapter, _nothing_to_unload)
-        self._scheduler = Scheduler(self._new_batch, max_rows=max_num_seqs, one_job_at_a_time=deterministic)
-
-    @property
-    def weight_version(self) -> int:
+        self._is_adapted = False
+        self.weight_version = 0
         """Version of the weights that the engine samples from; 0 until weights are loaded."""
-        return self._weight_version
+        self._adapters: AdapterShelf[Updates] = AdapterShelf(max_adapters, self._load_adapter)
+        self._scheduler = Scheduler(self._new_batch, max_rows=max_num_seqs, one_job_at_a_time=deterministic)
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """One completion per key, in order. Requests with different adapters share a batch.
@@ -121,9 +121,7 @@ class TorchEngine:
         Raises `RunError` for a prompt that is empty or longer than `max_model_len`. If a forward pass fails or its
         logits are not finite, every request in that batch raises the error, and the engine continues with the next.
         """
-        if request.adapter is None:
-            return await self._generate(request, None)
-        async with self._adapters.using(request.adapter) as adapter:
+        async with nullcontext() if request.adapter is None else self._adapters.using(request.adapter) as adapter:
             return await self._generate(request, adapter)
 
     async def _generate(self, request: GenerationRequest, adapter: Updates | None) -> tuple[Completion, ...]:
@@ -136,17 +134,11 @@ class TorchEngine:
         # One job, or several if more samples are requested than are decoded together.
         jobs = [
             Job(
-                prompt_ids=request.prompt_ids,
-                sampling=request.sampling,
+                request=request,
                 keys=request.keys[start : start + self._max_num_seqs],
                 limit=limit,
                 first_index=start,
-                on_tokens=request.on_tokens,
                 adapter=adapter,
-                end_ids=request.end_ids,
-                top_logprobs=request.top_logprobs,
-                scores_prompt=request.scores_prompt,
-                prompt_top_logprobs=request.prompt_top_logprobs,
             )
             for start in range(0, len(request.keys), self._max_num_seqs)
         ]
@@ -178,7 +170,7 @@ class TorchEngine:
         refuse_beside_adapters(self._adapters.by_name)
         was_kept = self._causal_lm.kept.summary()
         await asyncio.to_thread(self._replace_weights, incoming)
-        self._weight_version = version
+        self.weight_version = version
         _log.info("weights of version %d; %s", version, was_kept)
         self._scheduler.set_weights_version(version)
         return True
@@ -243,17 +235,15 @@ class TorchEngine:
         self._causal_lm.invalidate()
 
     async def _load_adapter(self, number: int, name: str, folder: Path) -> Updates:
-        def load() -> Updates:
-            return updates_of(self._causal_lm.hf_model, stored_adapter(folder, f"adapter {name}"), number)
-
-        return await asyncio.to_thread(load)
+        model = self._causal_lm.hf_model
+        return await asyncio.to_thread(lambda: updates_of(model, stored_adapter(folder, f"adapter {name}"), number))
 
     def _new_batch(self) -> DecodeBatch:
         return DecodeBatch(
             self._causal_lm,
             self._tokenizer,
             eos_ids=self._eos_ids,
-            weight_version=self._weight_version,
+            weight_version=self.weight_version,
             drawable=self._drawable,
         )
 
@@ -315,18 +305,6 @@ def load_torch_engine(
     for name, folder in adapters.items():
         engine.add_stored_adapter(name, Path(folder).expanduser())
     return engine
-
-
-async def _nothing_to_unload(number: int) -> None:
-    """Nothing: an adapter's memory is freed when no batch holds it any more."""
-
-
-def _positions(model: PreTrainedModel) -> int:
-    """Largest number of tokens in a sequence of this model. Raises `ModelError` if its configuration has none."""
-    positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is None:
-        raise ModelError(f"{type(model).__name__} does not state its context length: set max_model_len")
-    return positions
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: ChatTokenizer) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ one of a few sizes (`projections.filled`); keys, values and logits are those of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from threading import Lock
 from typing import Any
 
@@ -27,8 +27,16 @@ from skyrl.inference.sampling import scored
 from skyrl.inference.torch import projections
 from skyrl.inference.torch.kv_cache import RowCache
 from skyrl.inference.torch.prefix_cache import CachedPrefix, Layers
-from skyrl.inference.torch.projections import GateUp, Projection, Sided, SidedGateUp, filled
-from skyrl.inference.torch.quantized import Quantized, QuantizedGateUp, refuse_without_kernels
+from skyrl.inference.torch.projections import (
+    GateUp,
+    JoinedGateUp,
+    Projection,
+    Quantized,
+    Sided,
+    SidedGateUp,
+    filled,
+    refuse_without_kernels,
+)
 from skyrl.models import low_rank
 from skyrl.models.attention.varlen_attention import LARGEST_HEAD, Sequences, has_varlen_kernels, varlen_attention
 from skyrl.models.low_rank import SideBySide
@@ -72,17 +80,6 @@ class _Layer:
     feed_forward_norm: Tensor
     gate_up: GateUp
     down: Projection
-
-
-@frozen(kw_only=True, eq=False)
-class _Span:
-    """Adjacent sequences of equal length: tokens [begin, begin + count * length)."""
-
-    begin: int
-    count: int
-    length: int
-    past: Layers = ()
-    """Keys and values from which a single sequence continues."""
 
 
 class FusedDecoder:
@@ -176,7 +173,10 @@ class FusedDecoder:
         split = [tuple(part.transpose(0, 1).split(lengths, dim=1) for part in layer) for layer in layers]
         for index, past in enumerate(kept):
             own = tuple((keys[index], values[index]) for keys, values in split)
-            yield Prefix(layers=own if past is None else _continued(past.layers, own), logits=logits[index])
+            if past is not None:
+                pairs = zip(past.layers, own, strict=True)
+                own = tuple((torch.cat((old[0], new[0]), 1), torch.cat((old[1], new[1]), 1)) for old, new in pairs)
+            yield Prefix(layers=own, logits=logits[index])
 
     def score(self, prompt: Sequence[int], block: int, *, top: int = 1) -> Prefix:
         """Computes a prompt with its scores and the `top` likeliest tokens; logits of at most `block` tokens are in
@@ -269,14 +269,16 @@ class FusedDecoder:
         attention, mlp = layer.self_attn, layer.mlp
         norms = None
         if hasattr(attention, "q_norm"):
-            norms = self._head_norm(number, attention.q_norm.weight, attention.k_norm.weight)
-        gate_up: GateUp
-        if self._int8:
-            gate_up = QuantizedGateUp(mlp.gate_proj, mlp.up_proj)
-        else:
-            gate_up = projections.gate_up(mlp.gate_proj, mlp.up_proj)
+            query, key = attention.q_norm.weight, attention.k_norm.weight
+            current = torch.cat([query.expand(self._heads, -1), key.expand(self._kv_heads, -1)])
+            buffer = self._head_norms.setdefault(number, current)
+            if buffer.device != current.device or buffer.dtype != current.dtype:
+                buffer = self._head_norms[number] = current
+            norms = buffer.copy_(current)  # CUDA graphs read it where it was
+        halves = mlp.gate_proj, mlp.up_proj
+        gate_up: GateUp = JoinedGateUp(Quantized(*halves)) if self._int8 else projections.gate_up(*halves)
         if self._side is not None:
-            gate_up = SidedGateUp(gate_up, mlp.gate_proj, mlp.up_proj, self._side)
+            gate_up = SidedGateUp(gate_up, *halves, self._side)
         return _Layer(
             attention_norm=layer.input_layernorm.weight.detach(),
             queries_keys_values=self._projection(attention.q_proj, attention.k_proj, attention.v_proj),
@@ -286,16 +288,6 @@ class FusedDecoder:
             gate_up=gate_up,
             down=self._projection(mlp.down_proj),
         )
-
-    def _head_norm(self, number: int, query: Tensor, key: Tensor) -> Tensor:
-        """Weights of the norms of all heads, (heads + kv_heads, D), in the memory that held those of this layer before
-        if it is on the same device: CUDA graphs read it there.
-        """
-        current = torch.cat([query.expand(self._heads, -1), key.expand(self._kv_heads, -1)])
-        buffer = self._head_norms.setdefault(number, current)
-        if buffer.device != current.device or buffer.dtype != current.dtype:
-            buffer = self._head_norms[number] = current
-        return buffer.copy_(current)
 
     def _projection(self, *layers: nn.Linear) -> Projection:
         return self._sided(Quantized(*layers) if self._int8 else projections.projection(*layers), *layers)
@@ -315,24 +307,29 @@ def scored_blocks(blocks: Iterable[Tensor], ids: Tensor, top: int) -> tuple[Tens
     return logits[-1], (first, second, third)
 
 
-def _spans(lengths: Sequence[int], kept: Sequence[CachedPrefix | None]) -> Iterator[_Span]:
-    """Groups adjacent sequences of equal length; a sequence that continues a kept prefix has its own span."""
-    begin, waiting = 0, 0
-    for index, (length, past) in enumerate(zip(lengths, kept, strict=True)):
-        waiting += 1
-        follows = index + 1 < len(lengths) and kept[index + 1] is None and lengths[index + 1] == length
-        if past is None and follows:
-            continue
-        yield _Span(begin=begin, count=waiting, length=length, past=() if past is None else past.layers)
-        begin, waiting = begin + waiting * length, 0
-
-
 def _span_by_span(lengths: Sequence[int], kept: Sequence[CachedPrefix | None], device: torch.device) -> Attention:
-    """Attention of sequences after their kept prefixes, with a call for each span."""
-    spans = list(_spans(lengths, kept))
+    """Causal attention of sequences after their kept prefixes, with a call for each span: adjacent sequences of equal
+    length, or one that continues a kept prefix.
+    """
+    alone = [None if past is None else index for index, past in enumerate(kept)]
+    groups = groupby(range(len(lengths)), lambda index: (lengths[index], alone[index]))
+    spans = [list(indices) for _, indices in groups]
+    begins = [0, *accumulate(lengths)]
 
     def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        return torch.cat([_attended(span, layer, queries, keys, values) for span in spans])
+        mixed: list[Tensor] = []
+        for first, *others in spans:
+            count, length, past = 1 + len(others), lengths[first], kept[first]
+            tokens = slice(begins[first], begins[first] + count * length)
+            query, key, value = (
+                part[tokens].unflatten(0, (count, length)).transpose(1, 2) for part in (queries, keys, values)
+            )
+            if past is None:
+                part = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+            else:
+                part = _attend_to_past(past.layers[layer], query, key, value)
+            mixed.append(part.transpose(1, 2).reshape(count * length, -1))
+        return torch.cat(mixed)
 
     return attend
 
@@ -368,27 +365,6 @@ def _with_cached(
     for past, own in zip(kept, new.split(list(lengths)), strict=True):
         pieces += [own] if past is None else [past.layers[layer][part].transpose(0, 1), own]
     return torch.cat(pieces)
-
-
-def _continued(past: Layers, new: Layers) -> Layers:
-    """Keys and values of P tokens, concatenated with those of the S tokens that follow."""
-    return tuple(
-        (torch.cat((first[0], second[0]), 1), torch.cat((first[1], second[1]), 1))
-        for first, second in zip(past, new, strict=True)
-    )
-
-
-def _attended(span: _Span, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Causal attention within each sequence of the span: (T, heads, D) of all tokens -> (count * length, heads * D)."""
-    tokens = slice(span.begin, span.begin + span.count * span.length)
-    query, key, value = (
-        part[tokens].unflatten(0, (span.count, span.length)).transpose(1, 2) for part in (queries, keys, values)
-    )
-    if span.past:
-        mixed = _attend_to_past(span.past[layer], query, key, value)
-    else:
-        mixed = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-    return mixed.transpose(1, 2).reshape(span.count * span.length, -1)
 
 
 def _attend_to_past(past: tuple[Tensor, Tensor], query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ batch shrinks by copying single rows, never the whole cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -91,8 +91,8 @@ class RowCache(Cache):
     """Whether `computed` returns copies, and not views."""
 
     def __init__(self, device: torch.device | str) -> None:
-        self._layers: list[RowLayer] = []
-        super().__init__(layers=cast(Any, self._layers))  # the same list, so that transformers sees what is added
+        self.row_layers: list[RowLayer] = []
+        super().__init__(layers=cast(Any, self.row_layers))  # the same list, so that transformers sees what is added
         self.window = Window()
         self.tokens = torch.zeros((0, 1, 0), dtype=torch.int64, device=device)
         """(row capacity, 1, column capacity): prompt and sampled ids."""
@@ -103,11 +103,6 @@ class RowCache(Cache):
         self.experts: Tensor | None = None
         """(row capacity, 1, column capacity, layers, K) int16: experts of the tokens that were computed; None if they
         are not recorded."""
-
-    @property
-    def row_layers(self) -> Sequence[RowLayer]:
-        """The layers, without transformers' view of them."""
-        return self._layers
 
     def reserve(self, rows: int, *, before: int, ahead: int) -> int:
         """Reserve storage for `rows` more rows, for `before` columns left of `end`, and for the next token of every
@@ -127,45 +122,40 @@ class RowCache(Cache):
         )
         if self.experts is not None:
             self.experts = _moved(self.experts, window, size, shift)
-        for layer in self._layers:
+        for layer in self.row_layers:
             layer.keys, layer.values = (_moved(old, window, size, shift) for old in (layer.keys, layer.values))
         window.start, window.end = window.start + shift, before
         return shift
 
     def place_all(self, prompts: Sequence[PlacedPrompt]) -> list[int]:
         """Appends the rows of the prompts, in reserved space; returns the first column of each prompt."""
-        return [self.place(prompt.ids, prompt.layers, prompt.copies, prompt.experts) for prompt in prompts]
+        return [self.place(prompt) for prompt in prompts]
 
-    def place(
-        self,
-        ids: Sequence[int],
-        layers: Sequence[tuple[Tensor, Tensor]],
-        copies: int,
-        experts: Tensor | None = None,
-    ) -> int:
-        """Appends `copies` rows that hold the same prompt, in reserved space; returns their first column.
-
-        `layers`: keys and values of the prompt, (kv_heads, len(ids), head_dim) each; `experts` (len(ids), layers, K).
-        """
-        window = self.window
-        rows, columns = slice(window.rows, window.rows + copies), slice(window.end - len(ids), window.end)
-        if not self._layers:
-            self._layers += [RowLayer(window, *(self._storage_for(states) for states in layer)) for layer in layers]
-        for layer, (keys, values) in zip(self._layers, layers, strict=True):
+    def place(self, prompt: PlacedPrompt) -> int:
+        """Appends the rows of a prompt, in reserved space; returns their first column."""
+        window, layers, experts = self.window, prompt.layers, prompt.experts
+        rows = slice(window.rows, window.rows + prompt.copies)
+        columns = slice(window.end - len(prompt.ids), window.end)
+        if not self.row_layers:
+            row_room, _, column_room = self.tokens.shape
+            for pair in layers:
+                storages = (part.new_zeros((row_room, len(part), column_room, part.shape[2])) for part in pair)
+                self.row_layers.append(RowLayer(window, *storages))
+        for layer, (keys, values) in zip(self.row_layers, layers, strict=True):
             layer.keys[rows, :, columns] = keys
             layer.values[rows, :, columns] = values
-        self.tokens[rows, 0, columns] = torch.tensor(ids, device=self.tokens.device)
+        self.tokens[rows, 0, columns] = torch.tensor(prompt.ids, device=self.tokens.device)
         if experts is not None:
             if self.experts is None:
                 self.experts = experts.new_zeros((*self.tokens.shape, *experts.shape[1:]))
             self.experts[rows, 0, columns] = experts
-        window.rows, window.start = window.rows + copies, min(window.start, columns.start)
+        window.rows, window.start = rows.stop, min(window.start, columns.start)
         return columns.start
 
     def computed(self, row: int, start: int) -> tuple[tuple[int, ...], tuple[tuple[Tensor, Tensor], ...]]:
         """Tokens of a row that were computed, and views of their keys and values, (kv_heads, tokens, head_dim) each."""
         columns = slice(start, self.window.end)
-        layers = tuple((layer.keys[row, :, columns], layer.values[row, :, columns]) for layer in self._layers)
+        layers = tuple((layer.keys[row, :, columns], layer.values[row, :, columns]) for layer in self.row_layers)
         return tuple(self.tokens[row, 0, columns].tolist()), layers
 
     def keep(self, rows: Sequence[int]) -> list[int]:
@@ -175,25 +165,13 @@ class RowCache(Cache):
         moves = [(index, row) for index, row in enumerate(order) if index != row]
         if moves:
             targets, sources = torch.tensor(moves, device=self.tokens.device).unbind(1)
-            for tensor in self._storages():
-                live = tensor[:, :, self.window.start : self.window.end + 1]
-                live[targets] = live[sources]
+            layers = (states for layer in self.row_layers for states in (layer.keys, layer.values))
+            for tensor in (self.tokens, self.logprobs, self.versions, self.experts, *layers):
+                if tensor is not None:
+                    live = tensor[:, :, self.window.start : self.window.end + 1]
+                    live[targets] = live[sources]
         self.window.rows = len(rows)
         return order
-
-    def _storages(self) -> Iterator[Tensor]:
-        yield self.tokens
-        yield self.logprobs
-        yield self.versions
-        if self.experts is not None:
-            yield self.experts
-        for layer in self._layers:
-            yield layer.keys
-            yield layer.values
-
-    def _storage_for(self, states: Tensor) -> Tensor:
-        rows, _, columns = self.tokens.shape
-        return states.new_zeros((rows, states.shape[0], columns, states.shape[2]))
 
 
 def _moved(old: Tensor, window: Window, size: tuple[int, int], shift: int) -> Tensor:

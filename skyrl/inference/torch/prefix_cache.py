@@ -36,16 +36,6 @@ class CachedPrefix:
     ids: Ids
     layers: Layers
 
-    @property
-    def size(self) -> int:
-        """Size of all keys and values in bytes."""
-        return sum(tensor.nbytes for layer in self.layers for tensor in layer)
-
-    def shortened(self, length: int) -> CachedPrefix:
-        """The first `length` tokens of the sequence. They are views: the memory of the whole stays in use."""
-        layers = tuple((keys[:, :length], values[:, :length]) for keys, values in self.layers)
-        return CachedPrefix(ids=self.ids[:length], layers=layers)
-
 
 @define(eq=False)
 class KeptPrefixes:
@@ -77,24 +67,24 @@ class KeptPrefixes:
             length = 0 if kept is None else common_length(kept.ids, ids)
             if kept is not None and length >= _BLOCK:
                 self._sequences.move_to_end(key)
-                return kept.shortened(length)
+                views = tuple((keys[:, :length], values[:, :length]) for keys, values in kept.layers)
+                return CachedPrefix(ids=kept.ids[:length], layers=views)  # the memory of the whole stays in use
         return None
 
     def keep(self, ids: Ids, layers: Layers, *, adapter: int = 0, copied: bool = False) -> None:
         """Keeps a copy of a sequence, or with `copied` these tensors themselves. The least recently used sequences are
         dropped if the memory limit is exceeded.
         """
-        size, key = sum(tensor.nbytes for layer in layers for tensor in layer), (adapter, ids)
+        size, key = _bytes(layers), (adapter, ids)
         if len(ids) < _BLOCK or size > self.most_bytes or key in self._sequences:
             return
         layers = layers if copied else tuple((keys.clone(), values.clone()) for keys, values in layers)
-        kept = CachedPrefix(ids=ids, layers=layers)
-        self._sequences[key] = kept
-        self.size += kept.size
+        self._sequences[key] = CachedPrefix(ids=ids, layers=layers)
+        self.size += size
         self._blocks.update(dict.fromkeys(_hashes(key), key))
         while self.size > self.most_bytes:
-            key, kept = self._sequences.popitem(last=False)
-            self.size -= kept.size
+            key, dropped = self._sequences.popitem(last=False)
+            self.size -= _bytes(dropped.layers)
             for block in _hashes(key):
                 if self._blocks.get(block) == key:
                     del self._blocks[block]
@@ -108,6 +98,10 @@ class KeptPrefixes:
     def summary(self) -> str:
         """Memory in use and number of reused tokens, as text for a log."""
         return f"{self.size / 1e6:.0f} MB of keys and values were kept, {self.reused} prompt tokens not computed again"
+
+
+def _bytes(layers: Layers) -> int:
+    return sum(tensor.nbytes for layer in layers for tensor in layer)
 
 
 def _hashes(key: Key) -> Iterator[int]:

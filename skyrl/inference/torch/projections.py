@@ -3,8 +3,7 @@
 On a CPU, weights are packed once for oneDNN, which then also adds the residual and applies the gate while it writes the
 product: 2.2 times `torch.nn.functional.linear` in float32 on AMD's Zen 5, where MKL computes with half the width of
 the vector units, and 1.2 to 1.6 times in bfloat16. Elsewhere, and in types that oneDNN does not pack on this processor,
-weights are fused into one matrix, of which the model's parameters become views. Weights and activations in eight bits
-are in `quantized.py`.
+weights are fused into one matrix, of which the model's parameters become views.
 
 Shapes: x (T, in), weight (out, in), bias (out,).
 """
@@ -18,12 +17,16 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from skyrl.errors import ModelError
 from skyrl.models import low_rank, onednn
 
 _PACKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _ROWS = 64
 """Number of rows for which oneDNN chooses the layout of packed weights; other numbers of rows work as well."""
+
+_LEVELS, _ZERO = 127, 128
+"""Largest integer of an operand in eight bits, and the zero point of unsigned activations."""
 
 
 class Projection(Protocol):
@@ -101,11 +104,11 @@ class Dense:
         return residual + self(x)
 
 
-class Float32:
+class Float32(Dense):
     """A projection of 16-bit rows by a 16-bit weight with a result in float32."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight, self._bias = weight, None if bias is None else bias.float()
+        super().__init__(weight, None if bias is None else bias.float())
         self._packed = Packed(weight.float(), self._bias) if _packs(weight.device, torch.float32) else None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -116,15 +119,12 @@ class Float32:
             return product
         return nn.functional.linear(x.float(), self._weight.float(), self._bias)
 
-    def plus(self, x: Tensor, residual: Tensor) -> Tensor:
-        return residual + self(x)
 
-
-class DenseGateUp(GateUp):
+class JoinedGateUp(GateUp):
     """Gate and up projection as one matrix product."""
 
-    def __init__(self, gate: nn.Linear, up: nn.Linear) -> None:
-        self._both = Dense(*_fused([gate, up]))
+    def __init__(self, both: Projection) -> None:
+        self._both = both
 
     def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = self._both(x).chunk(2, dim=-1)
@@ -212,11 +212,11 @@ def projection(*layers: nn.Linear, float32: bool = False) -> Projection:
     if float32:
         base = Float32(*_fused(layers))
     else:
-        base = Packed(*joined(layers)) if packs(layers[0].weight) else Dense(*_fused(layers))
+        base = Packed(*_copied(layers)) if packs(layers[0].weight) else Dense(*_fused(layers))
     return Adapted(base, layers) if any(low_rank.of_layers(layers)) else base
 
 
-def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+def _copied(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """A copy of the layers' weights and biases, concatenated: (sum of out, in) and (sum of out,)."""
     bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
     return torch.cat([layer.weight for layer in layers]), bias
@@ -224,7 +224,7 @@ def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
 
 def gate_up(gate: nn.Linear, up: nn.Linear) -> GateUp:
     """The gated half of a feed-forward layer, low-rank updates included."""
-    half: GateUp = PackedGateUp(gate, up) if packs(gate.weight) else DenseGateUp(gate, up)
+    half: GateUp = PackedGateUp(gate, up) if packs(gate.weight) else JoinedGateUp(Dense(*_fused([gate, up])))
     return AdaptedGateUp(half, gate, up) if any(low_rank.of_layers([gate, up])) else half
 
 
@@ -258,3 +258,68 @@ def _adjacent(parameters: Sequence[Tensor]) -> Tensor | None:
         end += parameter.nbytes
     size = (sum(map(len, parameters)), *first.shape[1:])
     return first.as_strided(size, first.stride(), first.storage_offset())
+
+
+class Quantized:
+    """The concatenated projections of the layers in eight bits on a CPU; must be rebuilt after weights change.
+
+    Weights have a scale for each output, activations one for each token: a sample does not depend on what is computed
+    beside it, as it would with one scale for a whole batch. This is the W8A8 of LLM.int8() (arXiv:2208.07339, section
+    2.1, vector-wise quantization) without its outlier columns. The product of integers is exact; rounding its operands
+    changes it by about 1 %. oneDNN multiplies unsigned activations with signed weights: activations are stored as
+    x / scale + 128, in 1..255.
+    """
+
+    def __init__(self, *layers: nn.Linear) -> None:
+        weight, bias = _copied(layers)
+        levels, scales = quantized(weight.float())
+        self._weight = torch.ops.onednn.qlinear_prepack(levels.to(torch.int8), [_ROWS, weight.shape[1]])
+        self._scales, self._zeros = scales.squeeze(1), torch.zeros(len(weight), dtype=torch.int64)
+        self._bias = None if bias is None else bias.float()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._product(x).to(x.dtype)
+
+    def plus(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self._product(x).add_(residual).to(x.dtype)
+
+    def _product(self, x: Tensor) -> Tensor:
+        levels, scales = quantized(x.float())
+        product = self._multiply_levels(levels.add_(_ZERO).to(torch.uint8)).mul_(scales)
+        return product if self._bias is None else product.add_(self._bias)
+
+    def _multiply_levels(self, levels: Tensor) -> Tensor:
+        """Unsigned levels times the weights, float32, in units of each row's scale."""
+        weights = self._weight, self._scales, self._zeros, None
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(
+            levels, 1.0, _ZERO, *weights, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return product
+
+
+def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers in -127..127 as float32, and the scale (T, 1) of each row, in whose units they are."""
+    scales = rows.abs().amax(1, keepdim=True).clamp_min_(torch.finfo(torch.float32).tiny * _LEVELS) / _LEVELS
+    return (rows / scales).round_(), scales
+
+
+def refuse_without_kernels(device: torch.device) -> None:
+    """Raises `ModelError` if products of eight bits cannot be computed, or not exactly.
+
+    A processor without VNNI adds pairs of products in sixteen bits, where large sums are cut off.
+    """
+    reason = ""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        reason = "needs a CPU, and torch with oneDNN"
+    elif not _is_exact():
+        reason = "needs a processor with VNNI, which adds 8-bit products without saturating"
+    if reason:
+        raise ModelError(f'generator.inference_engine.rollout_dtype = "int8" {reason}: set it to "bfloat16"')
+
+
+def _is_exact() -> bool:
+    """Whether a sum of the largest products is exact: 64 * 127 * 127, for rows and weights of ones."""
+    layer = nn.Linear(64, 16, bias=False, device="cpu", dtype=torch.float32)
+    nn.init.ones_(layer.weight)
+    with torch.no_grad():
+        return bool(torch.allclose(Quantized(layer)(torch.ones(8, 64)), torch.full((8, 16), 64.0), rtol=1e-4))

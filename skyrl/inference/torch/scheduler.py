@@ -20,8 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from skyrl.errors import RunError
-from skyrl.inference.torch.decode_batch import DecodeBatch
-from skyrl.inference.torch.rows import Job
+from skyrl.inference.torch.decode_batch import DecodeBatch, Job
 
 
 class Scheduler:
@@ -37,6 +36,7 @@ class Scheduler:
         self._running: list[Job] = []
         self._futures: dict[Job, asyncio.Future[None]] = {}
         self._abandoned: set[Job] = set()
+        """Jobs whose callers have gone."""
         self._paused = self._frozen = self._closed = False
         self._runner: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-engine")
@@ -89,7 +89,7 @@ class Scheduler:
     def set_weights_version(self, version: int) -> None:
         """Adopts new weights: starts from an empty batch, unless jobs are frozen in it. Call it only while idle."""
         if self._running:
-            self._batch.set_weights_version(version)
+            self._batch.weight_version = version
         else:
             self._batch = self._new_batch()
 
@@ -113,23 +113,24 @@ class Scheduler:
     async def _run(self) -> None:
         try:
             while self._has_work:
-                await self._everyone_ready()
+                seen = -1
+                while seen != len(self._waiting):  # no more jobs arrive: they join in one batch
+                    seen = len(self._waiting)
+                    await asyncio.sleep(0)
                 await self._turn(self._batch)
         finally:  # reached with running jobs that are not frozen only when the event loop ends
             if self._running and not self._frozen:
                 self._start_over(RunError("the event loop ended while samples were being drawn"))
 
-    async def _everyone_ready(self) -> None:
-        """Turns the event loop until no more jobs arrive, so that they join in one batch."""
-        seen = -1
-        while seen != len(self._waiting):
-            seen = len(self._waiting)
-            await asyncio.sleep(0)
-
     async def _turn(self, batch: DecodeBatch) -> None:
         """Lets jobs leave and join, and decodes until that has to happen again."""
         try:
-            leaving, joining = self._leaving(), self._joining()
+            leaving, self._abandoned = self._abandoned, set()
+            self._waiting = deque(job for job in self._waiting if job not in leaving)
+            self._running = [job for job in self._running if job not in leaving]
+            joining: list[Job] = []
+            while self._fits(sum(len(job.unfinished) for job in joining)):
+                joining.append(self._waiting.popleft())
             self._running += joining
             finished_jobs = await asyncio.get_running_loop().run_in_executor(
                 self._thread, self._advance, batch, leaving, joining
@@ -142,14 +143,6 @@ class Scheduler:
             future = self._futures.get(job)
             if future is not None and not future.done():
                 future.set_result(None)
-
-    def _joining(self) -> list[Job]:
-        jobs: list[Job] = []
-        rows = 0
-        while self._fits(rows):
-            jobs.append(self._waiting.popleft())
-            rows += len(jobs[-1].unfinished)
-        return jobs
 
     def _fits(self, joining: int) -> bool:
         """Whether the next waiting job may join, beside `joining` rows that join with it."""
@@ -168,14 +161,6 @@ class Scheduler:
             return batch.advance(leaving, joining, is_interrupted)
         except StopIteration as error:  # a future refuses to carry one, so its caller would wait forever
             raise RuntimeError("StopIteration was raised while decoding") from error
-
-    def _leaving(self) -> set[Job]:
-        """Remove and return the jobs whose callers have gone."""
-        gone, self._abandoned = self._abandoned, set()
-        if gone:
-            self._waiting = deque(job for job in self._waiting if job not in gone)
-            self._running = [job for job in self._running if job not in gone]
-        return gone
 
     def _start_over(self, error: Exception) -> None:
         """Fail every job in the batch and continue with an empty one."""

@@ -47,8 +47,8 @@ def engine_arguments(
     `stored_weights`, vLLM fills the model with dummy weights until it receives others. There is room for one adapter of
     each of `lora_ranks`. Raises `ConfigError`, which lists all settings that vLLM does not support.
     """
-    problems = [*_refused(config, device, max_model_len), *_unsuitable(model, device), *_extra_refused(config, known)]
-    problems += _override_problems(config, overrides)
+    problems = [*_refused(config, device, max_model_len), *_unsuitable(model, device)]
+    problems += _extra_refused(config, known, overrides)
     if problems:
         raise ConfigError(problems, "vLLM cannot serve this run")
     gpus = config.tensor_parallel_size * config.pipeline_parallel_size * config.data_parallel_size
@@ -103,19 +103,6 @@ def _room_for(rank: int) -> int:
         hint="lower it",
     )
     raise ConfigError([problem])
-
-
-def _override_problems(config: InferenceEngineConfig, overrides: Mapping[str, Any]) -> Iterator[Problem]:
-    """Problems with overrides that the learner's model does not have. The table of rotary embeddings is not compared
-    here, because it was compared before.
-    """
-    for name, value in (config.engine_init_kwargs.get("hf_overrides") or {}).items():
-        if name in overrides and name != "rope_parameters" and thaw(value) != overrides[name]:
-            yield _problem(
-                f"engine_init_kwargs.hf_overrides.{name}",
-                f"{value} is not {overrides[name]}, which the learner's model has",
-                "leave it out: engines get trainer.policy.model_config_kwargs",
-            )
 
 
 def _cpu_cache(config: InferenceEngineConfig, model: ModelFacts, dtype: str, max_model_len: int) -> int:
@@ -194,13 +181,23 @@ def _unsuitable(model: ModelFacts, device: str) -> Iterator[Problem]:
         )
 
 
-def _extra_refused(config: InferenceEngineConfig, known: Collection[str]) -> Iterator[Problem]:
+def _extra_refused(
+    config: InferenceEngineConfig, known: Collection[str], overrides: Mapping[str, Any]
+) -> Iterator[Problem]:
     yield from refused_options(config)
     for name in config.engine_init_kwargs:
         if name not in {*VLLM_FIXED, *VLLM_SETTINGS} and (name not in known or name.startswith("_")):
             nearest_name = nearest(name, sorted(known))
             hint = f"did you mean {nearest_name}?" if nearest_name else "see vllm.AsyncEngineArgs"
             yield _problem(f"engine_init_kwargs.{name}", "the installed vLLM has no such argument", hint)
+    for name, value in (config.engine_init_kwargs.get("hf_overrides") or {}).items():
+        # the table of rotary embeddings was compared before
+        if name in overrides and name != "rope_parameters" and thaw(value) != overrides[name]:
+            yield _problem(
+                f"engine_init_kwargs.hf_overrides.{name}",
+                f"{value} is not {overrides[name]}, which the learner's model has",
+                "leave it out: engines get trainer.policy.model_config_kwargs",
+            )
 
 
 def _problem(field: str, message: str, hint: str) -> Problem:

@@ -16,8 +16,8 @@ import itertools
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Coroutine, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -40,13 +40,19 @@ from skyrl.inference.engine import (
 from skyrl.inference.gate import Gate
 from skyrl.inference.sampling import Drawable
 from skyrl.inference.vllm.arguments import engine_arguments
-from skyrl.inference.vllm.asynchronous import AsyncBackend
-from skyrl.inference.vllm.backend import Backend, adapter_request, first_line, refusals, reporter
+from skyrl.inference.vllm.backend import (
+    AsyncBackend,
+    Backend,
+    SteppedBackend,
+    adapter_request,
+    first_line,
+    refusals,
+    reporter,
+)
 from skyrl.inference.vllm.environment import import_ahead, import_vllm, set_variables
 from skyrl.inference.vllm.keyed_draws import keyed_arguments
 from skyrl.inference.vllm.model import expected_weights, model_facts, overridden, refuse_unfit
 from skyrl.inference.vllm.sampling_arguments import check_sampling, completion, prompt_scores, sampling_arguments
-from skyrl.inference.vllm.stepped import SteppedBackend
 from skyrl.inference.weights import refuse_beside_adapters
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.models.files.stored_adapter import stored_settings
@@ -69,6 +75,9 @@ class VLLMEngine:
 
     Example: `VLLMEngine(run.generator.inference_engine, model_path="Qwen/Qwen3-0.6B", device="cuda", seed=0)`
     """
+
+    weight_version = 0
+    """Version of the weights that the engine samples from; 0 until weights are loaded."""
 
     def __init__(
         self,
@@ -104,7 +113,7 @@ class VLLMEngine:
         self._tokenizer = copy.deepcopy(tokenizer or load_tokenizer(tokenizer_path or model_path))
         self._eos_ids = {*facts.eos_ids} | {self._tokenizer.eos_token_id} - {None}
         self._expected = expected_weights(model_path, trust_remote_code=trusted, overrides=overrides)
-        self._gate, self._numbers, self._weight_version = Gate(), itertools.count(), 0
+        self._gate, self._numbers = Gate(), itertools.count()
         self._paused, self._closed, self._broken, self._device = False, False, "", device
         self._adapters, self._most_rank = self._shelf(max(max_adapters, len(adapters))), max_adapter_rank
         self._speculates = bool(config.engine_init_kwargs.get("speculative_config"))  # drafts need vLLM's generators
@@ -135,11 +144,6 @@ class VLLMEngine:
     def prepare(config: InferenceEngineConfig, *, device: str, **_: object) -> None:
         """Imports vLLM, as an engine with these arguments will need it, and takes no device memory."""
         import_ahead(config, device)
-
-    @property
-    def weight_version(self) -> int:
-        """Version of the weights that the engine samples from; 0 until weights are loaded."""
-        return self._weight_version
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """One completion per key, in order. Raises `RunError` for a prompt that is empty or longer than the model.
@@ -172,13 +176,12 @@ class VLLMEngine:
         refuse_beside_adapters(self._adapters.by_name)
         if isinstance(incoming, Adapter):
             refuse_foreign(incoming, self._expected.matrices)
-            await self._run_on_loop(self._conclude_load(self._adopt_adapter(incoming), version))
-            return False  # vLLM reads the adapter from files
-        refuse_unfit(self._expected, incoming)
+        else:
+            refuse_unfit(self._expected, incoming)
         if isinstance(incoming, SharedWeights) and not self._backend.shares_memory:
             raise WeightSyncError("weights shared in memory do not reach an engine that runs in processes of its own")
-        await self._run_on_loop(self._conclude_load(self._reload_weights(incoming), version))
-        return True
+        await self._run_on_loop(self._reload_weights(incoming, version))
+        return not isinstance(incoming, Adapter)  # vLLM reads an adapter from files
 
     async def add_adapter(self, name: str, adapter: Adapter) -> None:
         """Makes an adapter one that requests may name; see `InferenceEngine.add_adapter`. vLLM reads it from files."""
@@ -213,14 +216,9 @@ class VLLMEngine:
     async def _generate(self, request: GenerationRequest, limit: int) -> tuple[Completion, ...]:
         async with self._gate:
             self._refuse_if_out_of_service()
-            if request.adapter is None:
-                return await self._samples(request, limit, None)
-            async with self._adapters.using(request.adapter) as adapter:
-                return await self._samples(request, limit, adapter)
-
-    async def _samples(self, request: GenerationRequest, limit: int, adapter: object) -> tuple[Completion, ...]:
-        samples = [self._sample(request, index, limit, adapter) for index in range(len(request.keys))]
-        return tuple(await gather_or_cancel(samples))
+            async with nullcontext() if request.adapter is None else self._adapters.using(request.adapter) as adapter:
+                samples = [self._sample(request, index, limit, adapter) for index in range(len(request.keys))]
+                return tuple(await gather_or_cancel(samples))
 
     def _refuse_if_out_of_service(self) -> None:
         if self._closed:
@@ -267,40 +265,49 @@ class VLLMEngine:
         await self._backend.resume()
         self._gate.open()
 
-    async def _reload_weights(self, incoming: IncomingWeights) -> str:
-        """Replaces the weights in vLLM's workers. Returns an empty string, or the reason why that stopped halfway."""
-        plain = incoming if self._backend.shares_memory else as_plain(incoming)  # type: ignore[arg-type]  # shared: tensors
-        outcomes = await self._backend.call_workers("skyrl_load_weights", plain, self._expected.tied)
-        return load_failure(outcomes, incoming)
-
-    async def _adopt_adapter(self, adapter: Adapter) -> str:
-        """Draws samples with this adapter beside the weights, after its tensors were compared with their digests."""
-        with TemporaryDirectory() as folder:
-            await asyncio.to_thread(write_adapter, adapter, Path(folder))
-            await self._backend.adopt_adapter(folder)
-        return ""
-
-    async def _conclude_load(self, replacing: Coroutine[Any, Any, str], version: int) -> None:
+    async def _reload_weights(self, incoming: IncomingWeights, version: int) -> None:
+        """Replaces the weights in vLLM's workers, or adopts an adapter beside them."""
+        problem = ""
         try:
-            problem = await replacing
+            if isinstance(incoming, Adapter):
+                with TemporaryDirectory() as folder:
+                    await asyncio.to_thread(write_adapter, incoming, Path(folder))  # compared with its digests
+                    await self._backend.adopt_adapter(folder)
+            else:
+                plain = incoming if self._backend.shares_memory else as_plain(incoming)  # type: ignore[arg-type]  # shared: tensors
+                outcomes = await self._backend.call_workers("skyrl_load_weights", plain, self._expected.tied)
+                problem = load_failure(outcomes, incoming)
             if not problem and not await self._backend.drop_caches(version):
                 problem = "vLLM could not drop what it had computed with the old weights"
         except Exception as error:  # noqa: BLE001 - after any error the weights are incomplete
-            problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+            problem = next(iter(str(error).splitlines()), type(error).__name__)
         if problem:
             self._broken = (
                 f"this engine is out of service: loading weights of version {version} stopped halfway: {problem}"
             )
             raise WeightSyncError(self._broken)
-        self._weight_version = version
+        self.weight_version = version
         _log.info("weights of version %d", version)
 
     async def _start(
         self, config: InferenceEngineConfig, arguments: dict[str, Any], adapters: Mapping[str, str]
     ) -> None:
-        """Start vLLM and load the adapters in these folders. Runs on the engine's event loop."""
-        self._backend = await _start_backend(config, arguments, Drawable.of(self._tokenizer))
+        """Start vLLM, prepare it, and load the adapters in these folders. Runs on the engine's event loop."""
+        drawable = Drawable.of(self._tokenizer)
         try:
+            if config.async_engine:
+                self._backend: Backend = AsyncBackend(arguments, ray_statistics=config.enable_ray_prometheus_stats)
+            else:
+                self._backend = SteppedBackend(arguments)
+        except SkyRLError:
+            raise
+        except Exception as error:
+            message = "; ".join(line.strip() for line in str(error).splitlines() if line.strip()) or "no message"
+            raise UserError(f"vLLM does not start: {type(error).__name__}: {message[:_MESSAGE_CHARACTERS]}") from error
+        try:
+            await self._backend.call_workers("skyrl_patch_sampler", drawable.count, drawable.holes)
+            if not await self._backend.drop_caches(0):
+                raise ProcessError("a vLLM engine that has just started could not empty its caches")
             for name, folder in adapters.items():
                 self._adapters.add_stored(name, Path(folder))
                 async with self._adapters.using(name):
@@ -344,30 +351,6 @@ class VLLMEngine:
         self._loop.close()
         if self._sockets is not None:
             shutil.rmtree(self._sockets, ignore_errors=True)
-
-
-async def _start_backend(config: InferenceEngineConfig, arguments: dict[str, Any], drawable: Drawable) -> Backend:
-    """vLLM, started and prepared. Runs on the engine's event loop."""
-    make: Callable[[], Backend] = (
-        (lambda: AsyncBackend(arguments, ray_statistics=config.enable_ray_prometheus_stats))
-        if config.async_engine
-        else (lambda: SteppedBackend(arguments))
-    )
-    try:
-        backend = make()
-    except SkyRLError:
-        raise
-    except Exception as error:
-        message = "; ".join(line.strip() for line in str(error).splitlines() if line.strip()) or "no message"
-        raise UserError(f"vLLM does not start: {type(error).__name__}: {message[:_MESSAGE_CHARACTERS]}") from error
-    try:
-        await backend.call_workers("skyrl_patch_sampler", drawable.count, drawable.holes)
-        if not await backend.drop_caches(0):
-            raise ProcessError("a vLLM engine that has just started could not empty its caches")
-        return backend
-    except BaseException:
-        backend.close()
-        raise
 
 
 def _ranks(adapters: Mapping[str, str], trained: int) -> list[int]:

@@ -40,7 +40,7 @@ def import_vllm() -> ModuleType:
             raise UserError(f"vLLM is installed without {error.name}, which it needs: {_install()}") from error
         raise UserError(f'backend = "vllm" needs vLLM, which is not installed: {_install()}') from error
     except (ImportError, OSError, RuntimeError) as error:
-        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        line = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(f"vLLM is installed and cannot be imported: {line}; {_install()}") from error
 
 
@@ -95,9 +95,8 @@ def variables(config: InferenceEngineConfig, device: str) -> dict[str, str]:
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # only the sampler of the first runner is adapted
     }
     if device == "cpu":
-        values["TORCHDYNAMO_DISABLE"] = (
-            "1"  # otherwise the first request compiles the sampler's helpers, for 20 to 40 s
-        )
+        # otherwise the first request compiles the sampler's helpers, for 20 to 40 s
+        values["TORCHDYNAMO_DISABLE"] = "1"
     if config.deterministic:
         values["VLLM_BATCH_INVARIANT"] = "1"
     return values
@@ -112,43 +111,38 @@ def end_with_host() -> None:
     host, parent = os.environ.get(_HOST, ""), os.getppid()
     if not host.isdigit() or int(host) == os.getpid():
         return
-    watched = {int(host), parent}
+    engine = parent if parent != int(host) else None
     try:
-        descriptors = {os.pidfd_open(pid): pid for pid in watched}
+        descriptors = [os.pidfd_open(pid) for pid in {int(host), parent}]
     except ProcessLookupError:
-        _end(parent if parent != int(host) else None)
+        _end(engine)
         return
-    threading.Thread(target=_watch, args=(descriptors, int(host), parent), daemon=True, name="host-watch").start()
 
+    def watch() -> None:
+        poll: Any = select.poll()
+        for descriptor in descriptors:
+            poll.register(descriptor, select.POLLIN)
+        poll.poll()
+        _end(engine)
 
-def _watch(descriptors: dict[int, int], host: int, parent: int) -> None:
-    poll: Any = select.poll()
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    poll.poll()
-    _end(parent if parent != host else None)
+    threading.Thread(target=watch, daemon=True, name="host-watch").start()
 
 
 def _end(engine: int | None) -> None:
-    """Ends this process and its engine process, and removes their sockets and shared memory."""
-    segments = [segment for pid in (engine, os.getpid()) if pid is not None for segment in _shared_memory(pid)]
+    """Ends this process and its engine process, and removes their sockets, and the shared memory of Python's
+    multiprocessing that they have mapped: its resource tracker may live longer.
+    """
+    segments: set[Path] = set()
+    for pid in (engine, os.getpid()):
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()
+            segments |= {Path("/dev/shm") / line.rpartition("/dev/shm/")[2] for line in lines if " /dev/shm/" in line}
     if engine is not None and engine > 1:
         with contextlib.suppress(ProcessLookupError):
             os.kill(engine, signal.SIGKILL)
     for segment in segments:
-        segment.unlink(missing_ok=True)
+        if segment.name.startswith(("psm_", "sem.mp-")):
+            segment.unlink(missing_ok=True)
     if folder := os.environ.get(_FOLDER):
         shutil.rmtree(folder, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _shared_memory(pid: int) -> list[Path]:
-    """Shared memory of Python's multiprocessing that a process has mapped. Its resource tracker may live longer, so it
-    is not left to the tracker.
-    """
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    mapped = {Path("/dev/shm") / line.rpartition("/dev/shm/")[2] for line in lines if " /dev/shm/" in line}
-    return sorted(path for path in mapped if path.name.startswith(("psm_", "sem.mp-")))

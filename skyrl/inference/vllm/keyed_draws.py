@@ -68,7 +68,10 @@ class KeyedDraws:
             return self._draw_by_vllm(logits, generators, k, p)
         others = None if self._all else self._draw_by_vllm(logits.clone(), generators, k, p)[0]
         cut = self._cut(logits, k, p)
-        tokens = draw(cut, uniforms(self._seeds, self._positions(logits.device)))
+        batch, rows = self._runner.input_batch, len(self._seeds)
+        drawn = batch.num_tokens_no_spec[:rows] - batch.num_prompt_tokens[:rows]  # tokens of each request so far
+        positions = torch.from_numpy(drawn.astype("int64")).to(logits.device, non_blocking=True)
+        tokens = draw(cut, uniforms(self._seeds, positions))
         return (tokens if others is None else torch.where(self._keyed, tokens, others)), cut
 
     def _read_seeds(self, device: torch.device) -> None:
@@ -82,12 +85,6 @@ class KeyedDraws:
         self._some, self._all = any(seed is not None for seed in seeds), None not in seeds
         self._seeds = torch.tensor([seed or 0 for seed in seeds], dtype=torch.int64).to(device, non_blocking=True)
         self._keyed = torch.tensor([seed is not None for seed in seeds]).to(device, non_blocking=True)
-
-    def _positions(self, device: torch.device) -> Tensor:
-        """(R,) int64: number of tokens that each row's request has drawn so far."""
-        batch, rows = self._runner.input_batch, len(self._seeds)
-        drawn = batch.num_tokens_no_spec[:rows] - batch.num_prompt_tokens[:rows]
-        return torch.from_numpy(drawn.astype("int64")).to(device, non_blocking=True)
 
 
 def draw_by_keys(sampler: Sampler, runner: Runner) -> None:

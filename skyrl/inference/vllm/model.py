@@ -96,29 +96,18 @@ def overridden(path: str, overrides: Mapping[str, Any], *, trust_remote_code: bo
     Raises `ModelError`.
     """
     config = _config(path, trust_remote_code)
-    return changed_values(config, overrides) | _vllm_values(with_overrides(config, overrides))
-
-
-def _vllm_values(config: PretrainedConfig) -> dict[str, Any]:
-    """Values that vLLM reads otherwise than transformers. As they are, it would sample from another model, silently."""
-    values: dict[str, Any] = {}
+    values = changed_values(config, overrides)
+    config = with_overrides(config, overrides)
+    # Read as they are, the following would make vLLM sample from another model, silently.
     table = getattr(config, "rope_parameters", None) or {}
     if table.get("llama_4_scaling_beta"):  # Ministral 3: the temperature of queries, under the name of Mistral's format
-        original = table["original_max_position_embeddings"]
-        beta = table["llama_4_scaling_beta"]
-        values["llama_4_scaling"] = {"original_max_position_embeddings": original, "beta": beta}
+        values["llama_4_scaling"] = {
+            "original_max_position_embeddings": table["original_max_position_embeddings"],
+            "beta": table["llama_4_scaling_beta"],
+        }
     if config.model_type in ("cohere2", "cohere2_moe"):  # windows of one token more than transformers has
         values["sliding_window"] = config.sliding_window - 1
     return values
-
-
-def _fault(config: PretrainedConfig) -> str:
-    """A clause that says what vLLM 0.32 computes wrongly for this model without an error; empty if nothing is known."""
-    if config.model_type == "gpt_neox":
-        return "it does not read embed_out.weight, and its logits are random"
-    if config.model_type == "falcon" and config.alibi:
-        return "it computes attention with alibi differently from the model"
-    return ""
 
 
 def expected_weights(
@@ -126,7 +115,12 @@ def expected_weights(
 ) -> ExpectedWeights:
     """Names and shapes of the model's weights, from an instance without storage. Raises `ModelError`."""
     config = with_overrides(_config(path, trust_remote_code), overrides)
-    if fault := _fault(config):
+    fault = ""  # what vLLM 0.32 computes wrongly without an error
+    if config.model_type == "gpt_neox":
+        fault = "it does not read embed_out.weight, and its logits are random"
+    elif config.model_type == "falcon" and config.alibi:
+        fault = "it computes attention with alibi differently from the model"
+    if fault:
         raise ModelError(
             f"vLLM samples wrongly from a {config.model_type} model: {fault}; set generator.inference_engine.backend = "
             "torch"

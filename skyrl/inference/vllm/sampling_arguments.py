@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SamplingParams
@@ -28,7 +27,6 @@ from skyrl.inference.engine import (
 )
 from skyrl.inference.vllm.backend import Output
 from skyrl.models.routers import packed_choices
-from skyrl.trajectory import RoutedExperts
 from skyrl.tree import thaw
 from skyrl.tree.names import nearest
 
@@ -113,6 +111,10 @@ def completion(
         )
     if output.finish_reason not in ("stop", "length"):
         raise RunError(f"prompt {key.prompt_id!r}: vLLM ended an incomplete sample with {output.finish_reason!r}")
+    experts = output.routed_experts  # (tokens, layers, K), perhaps without a row for the last token, which is left out
+    if experts is not None:
+        computed = experts[: prompt_tokens + len(ids) - 1]
+        experts = packed_choices(computed, experts=1 << 8 * experts.dtype.itemsize)
     stopped = isinstance(output.stop_reason, str)
     return Completion(
         token_ids=ids,
@@ -122,7 +124,7 @@ def completion(
         logprobs=asked_logprobs(sampling, logprobs),
         weight_versions=versions_of_tokens(output.weight_versions or (), len(ids)),
         stop_reason="stop" if output.finish_reason == "stop" else "length",
-        routed_experts=_routed_experts(output.routed_experts, prompt_tokens + len(ids) - 1),
+        routed_experts=experts,
         top_logprobs=_likeliest_drawn(output, top) if top else None,
     )
 
@@ -145,33 +147,18 @@ def prompt_scores(prompt: Sequence[int], logprobs: Sequence[Mapping[int, Any] | 
     tables = [{token: float(item.logprob) for token, item in (entry or {}).items()} for entry in list(logprobs)[1:]]
     ordered = [sorted(table, key=lambda token: -table[token]) for table in tables]
     best = [tokens[0] for tokens in ordered]
+    likeliest = [
+        (tokens[:top], [table[token] for token in tokens[:top]]) for tokens, table in zip(ordered, tables, strict=True)
+    ]
     scores = PromptScores(
         logprobs=tuple(table[token] for token, table in zip(prompt[1:], tables, strict=True)),
         likeliest=tuple(best),
         likeliest_logprobs=tuple(table[token] for token, table in zip(best, tables, strict=True)),
-        top=_likeliest_of_prompt(ordered, tables, top) if top else None,
+        top=TopLogprobs.of(likeliest, top) if top else None,
     )
     if not all(map(math.isfinite, scores.logprobs)):
         raise NonFiniteError("the model's logits in a prompt are not finite")
     return scores
-
-
-def _likeliest_of_prompt(
-    ordered: Sequence[Sequence[int]], tables: Sequence[Mapping[int, float]], top: int
-) -> TopLogprobs:
-    kept = [tokens[:top] for tokens in ordered]
-    logprobs = [[table[token] for token in tokens] for tokens, table in zip(kept, tables, strict=True)]
-    return TopLogprobs(
-        token_ids=np.array(kept, dtype=np.int32).reshape(len(kept), top),
-        logprobs=np.array(logprobs, dtype=np.float32).reshape(len(kept), top),
-    )
-
-
-def _routed_experts(chosen: NDArray[Any] | None, tokens: int) -> RoutedExperts | None:
-    """Packs vLLM's array (at least `tokens`, layers, K), without its row for the last token, if that was computed."""
-    if chosen is None:
-        return None
-    return packed_choices(chosen[:tokens], experts=1 << 8 * chosen.dtype.itemsize)
 
 
 def versions_of_tokens(spans: Iterable[Any], count: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,15 +20,15 @@ from transformers import AutoTokenizer
 from skyrl.errors import WeightSyncError
 from skyrl.inference.sampling import Drawable
 from skyrl.inference.vllm.environment import end_with_host
-from skyrl.inference.vllm.in_place import in_place_obstacle, load_in_place, without_reloading
+from skyrl.inference.vllm.in_place import ReadBack, in_place_obstacle, load_in_place, without_reloading
 from skyrl.inference.vllm.keyed_draws import Sampler, draw_by_keys
-from skyrl.inference.vllm.read_back import ReadBack
 from skyrl.models.files.expert_names import stored_names
 from skyrl.weight_receiver import vllm_native
 from skyrl.weight_receiver.incoming_weights import (
     IncomingWeights,
     SharedWeights,
     VLLMNativeWeights,
+    Weights,
     acknowledgement,
     from_plain,
     with_worker_rank,
@@ -36,13 +36,8 @@ from skyrl.weight_receiver.incoming_weights import (
 
 _log = logging.getLogger(__name__)
 
-Weights = Iterator[tuple[str, Tensor]]
-
 _GREEDY = 1e-5
 """Temperature below which vLLM samples greedily."""
-
-_IN_CHECKPOINTS, _ALONE = "model.language_model.", "model."
-"""Prefixes of the names of a language model's weights in a multimodal checkpoint, and in its own checkpoint."""
 
 end_with_host()
 
@@ -69,17 +64,17 @@ class WorkerExtension:
         if not hasattr(sampler, "topk_topp_sampler"):
             raise RuntimeError("skyrl needs vLLM's first model runner: leave VLLM_USE_V2_MODEL_RUNNER unset")
         if not getattr(sampler, "skyrl_prepared", False):  # every run that uses a server prepares it
-            report_tempered_logprobs(sampler, self._skyrl_drawable(count, holes))
+            config, trusted = self.model_config, bool(self.model_config.trust_remote_code)
+            drawable = (
+                drawable_of(config.tokenizer, revision=config.tokenizer_revision, trusted=trusted)
+                if count is None
+                else Drawable(count, tuple(holes))
+            )
+            report_tempered_logprobs(sampler, drawable)
             gather_without_ranks(sampler)
             draw_by_keys(sampler, self.model_runner)
             accept_text_model_names(self.model_runner.get_model())
             sampler.skyrl_prepared = True
-
-    def _skyrl_drawable(self, count: int | None, holes: Sequence[int]) -> Drawable | None:
-        config = self.model_config
-        if count is not None:
-            return Drawable(count, tuple(holes))
-        return drawable_of(config.tokenizer, revision=config.tokenizer_revision, trusted=bool(config.trust_remote_code))
 
     def skyrl_update_group(self) -> str:
         """Class name of the transfer engine through which others send weights to this worker; empty without one."""
@@ -103,47 +98,36 @@ class WorkerExtension:
         read_back = ReadBack(self.model_runner.get_model()) if needs_read_back else None
 
         def named(weights: Weights) -> Weights:
-            expanded = self._skyrl_named(weights, tied, copied=must_copy)
+            all_names = under_all_names(weights, tied, copied=must_copy)
+            expanded = stored_names(all_names, self.model_config.hf_text_config.model_type)  # as in files of the model
             return read_back.record(expanded) if read_back else expanded
 
         try:
             with read_back or nullcontext():
-                self._skyrl_receive(received, worker_index, named, in_place=in_place)
+                if isinstance(received, VLLMNativeWeights):
+                    with without_reloading() if in_place else nullcontext():
+                        vllm_native.receive(self, worker_index, received, named)
+                else:
+                    with with_worker_rank(received, worker_index).open() as weights:
+                        if in_place:
+                            load_in_place(self, named(weights))
+                        else:
+                            self.reload_weights(weights_iterator=named(weights))
             if read_back:
                 read_back.compare(may_go_nowhere=tied)
                 self.skyrl_read_back = True
         except WeightSyncError as error:
             return str(error)
-        self._skyrl_renew_heads()
-        self._skyrl_renew_experts()
+        self._skyrl_renew_packed()
         return acknowledgement(received)
 
-    def _skyrl_receive(
-        self, received: IncomingWeights, worker_index: int, named: Callable[[Weights], Weights], *, in_place: bool
-    ) -> None:
-        if isinstance(received, VLLMNativeWeights):
-            with without_reloading() if in_place else nullcontext():
-                vllm_native.receive(self, worker_index, received, named)
-            return
-        with with_worker_rank(received, worker_index).open() as weights:
-            if in_place:
-                load_in_place(self, named(weights))
-            else:
-                self.reload_weights(weights_iterator=named(weights))
-
-    def _skyrl_named(self, weights: Weights, tied: Mapping[str, str], *, copied: bool) -> Weights:
-        """The weights under all names that vLLM reads in the files of this model."""
-        return stored_names(under_all_names(weights, tied, copied=copied), self.model_config.hf_text_config.model_type)
-
-    def _skyrl_renew_heads(self) -> None:
-        """Rebuilds the packed copy of the embedding with which a tied head computes on a CPU: reloading does not."""
+    def _skyrl_renew_packed(self) -> None:
+        """Rebuilds the packed copy of the embedding with which a tied head computes on a CPU, and the packed weights
+        with which experts do: reloading does neither.
+        """
         for module in self.model_runner.get_model().modules():
             if any(base.__name__ == "ParallelLMHead" for base in type(module).__mro__):
                 module.quant_method.process_weights_after_loading(module)
-
-    def _skyrl_renew_experts(self) -> None:
-        """Rebuilds the packed weights with which experts compute on a CPU: vLLM packs them only when it starts."""
-        for module in self.model_runner.get_model().modules():
             kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
             if kernel is not None and next(module.parameters()).device.type == "cpu":
                 kernel.fused_experts.process_weights_after_loading(module)
@@ -156,10 +140,8 @@ def accept_text_model_names(model: torch.nn.Module) -> None:
     `model.`.
     """
     mapper: Any = getattr(model, "hf_to_vllm_mapper", None)
-    inside = getattr(mapper, "orig_to_new_prefix", {}).get(_IN_CHECKPOINTS)
-    if mapper is not None and inside:
-        longer_first = mapper | type(mapper)(orig_to_new_prefix={_ALONE: inside})
-        model.hf_to_vllm_mapper = longer_first
+    if inside := getattr(mapper, "orig_to_new_prefix", {}).get("model.language_model."):
+        model.hf_to_vllm_mapper = mapper | type(mapper)(orig_to_new_prefix={"model.": inside})  # the longer one first
 
 
 def under_all_names(weights: Weights, tied: Mapping[str, str], *, copied: bool) -> Weights:
@@ -198,9 +180,8 @@ def report_tempered_logprobs(sampler: Sampler, drawable: Drawable | None = None)
 
     def sample(logits: Tensor, metadata: Any, logprobs_mode_override: str | None = None) -> tuple[Tensor, Any]:
         needs_logprobs = metadata.max_num_logprobs is not None
-        scores = (
-            tempered_logprobs(logits, metadata.temperature) if needs_logprobs else None
-        )  # before `draw`, which overwrites logits
+        # before `draw`, which overwrites logits
+        scores = tempered_logprobs(logits, metadata.temperature) if needs_logprobs else None
         if drawable is not None:
             drawable.leave(logits)
         tokens, processed = draw(logits, metadata, logprobs_mode_override)
