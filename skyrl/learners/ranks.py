@@ -19,9 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from skyrl.errors import ProcessError
-from skyrl.models.attention.context_parallel import ContextGroup
-from skyrl.models.attention.shared_rows import RowSharing
-from skyrl.models.attention.ulysses import SequenceGroup
+from skyrl.models.attention.shared_rows import ContextGroup, RowSharing, SequenceGroup
 from skyrl.planning.replicas import Replicas
 from skyrl.processes.addresses import connecting_seconds
 

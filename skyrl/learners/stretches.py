@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import to_device
-from skyrl.models.attention.ulysses import SequenceGroup
+from skyrl.models.attention.shared_rows import SequenceGroup
 
 
 @attrs.frozen(kw_only=True, eq=False)

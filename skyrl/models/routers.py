@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from skyrl.errors import ModelError
-from skyrl.models.attention.ulysses import SequenceGroup
+from skyrl.models.attention.shared_rows import SequenceGroup
 from skyrl.models.files.expert_names import is_experts
 from skyrl.trajectory import RoutedExperts
 
