@@ -120,19 +120,15 @@ class Layouts:
         elif self.continues_thoughts and opening.rstrip().endswith(OPENED) and _has_thoughts(messages[-1]):
             full_text, start = opening + _behind_an_opened_thought(messages[-1]) + self.ends.tail, len(opening)
         else:
-            start = self._content_start(messages, full_text)
+            marked = [*messages[:-1], {**messages[-1], "content": ANSWER}]
+            before, separator, _ = self.text(marked).partition(ANSWER)
+            if not separator or not full_text.startswith(before):
+                raise _hidden(len(messages) - 1)
+            start = len(before)
         stop, ended = self.ends.end_of_turn(full_text)
         if stop < start:
             raise _hidden(len(messages) - 1)
         return _AnswerTurn(full_text, start, stop, ended, full_text.startswith(opening))
-
-    def _content_start(self, messages: Sequence[Message], full_text: str) -> int:
-        """Position at which the content of the last message begins."""
-        marked = [*messages[:-1], {**messages[-1], "content": ANSWER}]
-        before, separator, _ = self.text(marked).partition(ANSWER)
-        if not separator or not full_text.startswith(before):
-            raise _hidden(len(messages) - 1)
-        return len(before)
 
     def _locate_answer(
         self, messages: Sequence[Message], index: int, before: int, at: int, full_text: str

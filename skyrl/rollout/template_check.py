@@ -15,7 +15,8 @@ from attrs import evolve, frozen
 
 from skyrl.chats.continuation import FIXED
 from skyrl.chats.ends import ANSWER
-from skyrl.chats.rendering import Message, Template
+from skyrl.chats.rendering import Template
+from skyrl.chats.text import Message
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import GeneratorConfig
 from skyrl.errors import DataError

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from skyrl.chats.masks import Ids, Weights
+from skyrl.chats.masks import Ids, Weights, marked_text
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.chats.view import marked_text
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.loading.kinds import kind_named, kind_of
 from skyrl.data.answer_pairs import LabelledRow, PairRow, RankedRow
