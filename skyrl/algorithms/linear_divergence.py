@@ -13,8 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
-from torch.distributed.tensor import DTensor
 
 from skyrl.algorithms.linear_logprobs import VocabularyPart, add_product, cache_blocks, scores_of, token_chunks
 from skyrl.algorithms.shapes import expect_same_shape
@@ -41,23 +39,12 @@ def linear_divergence(
     ValueError unless there is one teacher state for each state of the student.
     """
     expect_same_shape(hidden=hidden[:, 0], teacher_hidden=teacher_hidden[:, 0])
-    part = VocabularyPart.of(weight) if isinstance(weight, DTensor) else VocabularyPart()
-    own = weight.to_local() if isinstance(weight, DTensor) else weight
+    own, part = VocabularyPart.split(weight)
     shared = min(len(weight), len(teacher_weight))
     teacher_rows = teacher_weight[part.first : min(part.first + len(own), shared)]
     apply: Any = _LinearDivergence.apply
     divergence: Tensor = apply(hidden, own[: len(teacher_rows)], teacher_hidden, teacher_rows, beta, temperature, part)
     return divergence
-
-
-class _Saved(FunctionCtx):
-    """A forward pass, as backward finds it."""
-
-    beta: float
-    temperature: float
-    part: VocabularyPart
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
 
 
 class _LinearDivergence(torch.autograd.Function):
@@ -68,7 +55,7 @@ class _LinearDivergence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Saved,
+        ctx: Any,
         hidden: Tensor,
         weight: Tensor,
         teacher_hidden: Tensor,
@@ -94,7 +81,7 @@ class _LinearDivergence(torch.autograd.Function):
         return divergence
 
     @staticmethod
-    def backward(ctx: _Saved, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, teacher_hidden, teacher_weight, means, norms, teacher_norms = (
             saved.detach() for saved in ctx.saved_tensors
         )

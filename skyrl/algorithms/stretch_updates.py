@@ -8,12 +8,15 @@ added to tensors that the caller gives; they do not go through autograd, which w
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from attrs import evolve, frozen
-from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 @frozen(kw_only=True, eq=False)
@@ -50,7 +53,7 @@ class StretchUpdate:
         if for_x is not None:
             add_product(for_x[self.start : self.stop], back, self.a, self.scale)
 
-    def within(self, rows: range) -> StretchUpdate | None:
+    def within(self, rows: slice) -> StretchUpdate | None:
         """The part of the update on these rows of the input, counted from the first of them; None if there is none."""
         start, stop = max(self.start, rows.start), min(self.stop, rows.stop)
         return evolve(self, start=start - rows.start, stop=stop - rows.start) if start < stop else None
@@ -73,6 +76,21 @@ def with_updates(x: Tensor, output: Tensor, updates: tuple[StretchUpdate, ...]) 
     return result
 
 
+@contextmanager
+def updated(layers: Mapping[str, nn.Linear], updates: Mapping[str, Sequence[StretchUpdate]]) -> Iterator[None]:
+    """A block in which layers, by name, add these updates to their output. A backward pass that computes layers again
+    must be in the block, too.
+    """
+    with ExitStack() as block:
+        for name, update in updates.items():
+            block.enter_context(layers[name].register_forward_hook(partial(_added, tuple(update))))
+        yield
+
+
+def _added(updates: tuple[StretchUpdate, ...], layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    return with_updates(inputs[0], output, updates)
+
+
 def gradient_anchor() -> Tensor | None:
     """An argument for functions whose gradient is not that of any argument, as that of an update of a frozen layer's
     input: autograd goes backward only through functions with an argument that needs a gradient.
@@ -80,31 +98,21 @@ def gradient_anchor() -> Tensor | None:
     return torch.zeros((), requires_grad=True) if torch.is_grad_enabled() else None
 
 
-class UpdateContext(FunctionCtx):
-    """Context of a function with updates, between its forward and its backward pass."""
-
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
-    updates: tuple[StretchUpdate, ...]
-    inner: list[Tensor]
-    """x A^T of each update."""
-
-
 class _Updates(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: UpdateContext, x: Tensor, output: Tensor, anchor: Tensor | None, updates: tuple[StretchUpdate, ...]
+        ctx: Any, x: Tensor, output: Tensor, anchor: Tensor | None, updates: tuple[StretchUpdate, ...]
     ) -> Tensor:
         result, rows = output.clone(memory_format=torch.contiguous_format), x.flatten(0, -2)
         flat = result.view(-1, result.shape[-1])
-        ctx.inner = [item.add(flat, rows) for item in updates]
+        ctx.inner = [item.add(flat, rows) for item in updates]  # x A^T of each update
         ctx.save_for_backward(x)
         ctx.updates = updates
         return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: UpdateContext, errors: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, errors: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         for_x = torch.zeros_like(x, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
         flat, rows = errors.reshape(-1, errors.shape[-1]), x.flatten(0, -2)
