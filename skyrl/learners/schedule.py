@@ -163,12 +163,10 @@ def learning_rate_schedule(
     if config.scheduler in OURS:
         if config.scheduler in DECAYING:
             _require_total(total, config)
-        from_least = config.scheduler in ("cosine", "cosine_warmup_with_min_lr")
-        start = (
-            (config.min_lr_ratio if from_least else 0.0)
-            if config.warmup_start_ratio is None
-            else (config.warmup_start_ratio)
-        )
+        start = config.warmup_start_ratio
+        if start is None:
+            from_least = config.scheduler in ("cosine", "cosine_warmup_with_min_lr")
+            start = config.min_lr_ratio if from_least else 0.0
         decay = config.num_decay_steps if config.scheduler == "warmup_stable_decay" else None
         shape: Callable[[float], float] = Shape(
             name=config.scheduler,
@@ -198,9 +196,9 @@ def _require_total(total: int | None, config: OptimizerConfig) -> int:
 def move_schedule(schedule: LambdaLR, optimizer_steps: int) -> None:
     """Set the schedule to its position and rate after `optimizer_steps` steps."""
     schedule.last_epoch = optimizer_steps
-    rates = [base * rate(optimizer_steps) for base, rate in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
-    for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+    groups = schedule.optimizer.param_groups
+    for group, base, rate in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+        group["lr"] = base * rate(optimizer_steps)
 
 
 def recompute_activations(model: Any, *, use_reentrant: bool, draws: bool) -> None:

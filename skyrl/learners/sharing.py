@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -62,6 +62,14 @@ def piece_of(name: str, tensor: Tensor, *, copy: int = 0) -> TensorShard | None:
         return None
     start = first * math.prod(tensor.shape[1:])
     return TensorShard(name=name, shape=tuple(tensor.shape), start=start, numbers=numbers)
+
+
+def even_share(name: str, full: Tensor, part: int, parts: int) -> Iterator[TensorShard]:
+    """The stretch that rank `part` of `parts` stores of a tensor that all of them have; none behind its last number."""
+    size = -(-full.numel() // parts)
+    numbers = full.flatten()[size * part : size * (part + 1)]
+    if numbers.numel():
+        yield TensorShard(name=name, shape=tuple(full.shape), start=size * part, numbers=numbers)
 
 
 def read_into(target: Tensor, source: TensorSource, name: str) -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from skyrl.learners.megatron.memory import BufferMemory, move_optimizer
+from skyrl.learners.megatron.strategy import BufferMemory, move_optimizer
 from skyrl.learners.offloading import DeviceMover
 
 

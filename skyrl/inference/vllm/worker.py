@@ -23,7 +23,7 @@ from skyrl.inference.vllm.environment import end_with_host
 from skyrl.inference.vllm.in_place import in_place_obstacle, load_in_place, without_reloading
 from skyrl.inference.vllm.keyed_draws import Sampler, draw_by_keys
 from skyrl.inference.vllm.read_back import ReadBack
-from skyrl.models.files.expert_names import stored_names
+from skyrl.models.files.naming import stored_names
 from skyrl.weight_receiver import vllm_native
 from skyrl.weight_receiver.incoming_weights import (
     IncomingWeights,

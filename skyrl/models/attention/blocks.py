@@ -41,10 +41,9 @@ def forward_of(
     mixed = torch.zeros(query.shape, dtype=_exact(query), device=query.device)
     norms = torch.full(query.shape[:3], -torch.inf, dtype=_exact(query), device=query.device)
     for block in blocks:
-        own, keys = block.queries, block.keys
-        output, norm = _forward(
-            query[:, :, own], *_grouped(repeats, key[:, :, keys], value[:, :, keys]), block.causal, scale
-        )
+        own = block.queries
+        keys, values = (_grouped(item[:, :, block.keys], repeats) for item in (key, value))
+        output, norm = _forward(query[:, :, own], keys, values, block.causal, scale)
         before, total = norms[:, :, own], torch.logaddexp(norms[:, :, own], norm)
         mixed[:, :, own] = mixed[:, :, own] * (before - total).exp().unsqueeze(-1) + output * (
             norm - total
@@ -67,11 +66,13 @@ def backward_of(
     repeats = query.shape[1] // key.shape[1]
     totals = [torch.zeros(item.shape, dtype=_exact(query), device=query.device) for item in (query, key, value)]
     for block in blocks:
-        own, keys = block.queries, block.keys
+        own = block.queries
+        keys, values = (_grouped(item[:, :, block.keys], repeats) for item in (key, value))
         gradients = _backward(
             gradient[:, :, own].contiguous(),
             query[:, :, own],
-            *_grouped(repeats, key[:, :, keys], value[:, :, keys]),
+            keys,
+            values,
             mixed[:, :, own],
             norms[:, :, own].contiguous(),
             block.causal,
@@ -79,7 +80,7 @@ def backward_of(
         )
         totals[0][:, :, own] += gradients[0]
         for total, of_heads in zip(totals[1:], gradients[1:], strict=True):
-            total[:, :, keys] += of_heads.unflatten(1, (-1, repeats)).sum(2)
+            total[:, :, block.keys] += of_heads.unflatten(1, (-1, repeats)).sum(2)
     return totals[0].to(query.dtype), totals[1].to(key.dtype), totals[2].to(value.dtype)
 
 
@@ -88,8 +89,8 @@ def _exact(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _grouped(repeats: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-    return tuple(tensor.repeat_interleave(repeats, dim=1) if repeats > 1 else tensor for tensor in tensors)
+def _grouped(tensor: Tensor, repeats: int) -> Tensor:
+    return tensor.repeat_interleave(repeats, dim=1) if repeats > 1 else tensor
 
 
 _LSE_ALIGNED = 32

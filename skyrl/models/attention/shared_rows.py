@@ -122,10 +122,6 @@ class _Gather(torch.autograd.Function):
         return gradients[0].chunk(ctx.group.size())[ctx.group.rank()], None
 
 
-_ALL_TO_ALL: Any = _AllToAll.apply
-_GATHER: Any = _Gather.apply
-
-
 class ContextGroup(RankGroup):
     """The ranks that have chunks of a row from its front and its back."""
 
@@ -208,9 +204,6 @@ class _ContextAttention(torch.autograd.Function):
         return for_query, group.scatter_sum(for_key), group.scatter_sum(for_value), None, None, None
 
 
-_ATTENTION: Any = _ContextAttention.apply
-
-
 @frozen(kw_only=True, eq=False)
 class RowSharing:
     """The ranks that share packed rows, from the view of one of them."""
@@ -256,3 +249,8 @@ class RowSharing:
         else:
             mixed = attention(query, key, value)
         return mixed if self.sequence is None else self.sequence.local_stretch(mixed)
+
+
+_ALL_TO_ALL: Any = _AllToAll.apply
+_GATHER: Any = _Gather.apply
+_ATTENTION: Any = _ContextAttention.apply
