@@ -12,8 +12,8 @@ from typing import Any
 
 from attrs import evolve
 
-from skyrl.chats.ends import ANSWER, ANSWERED, ASKED, TurnEnds
 from skyrl.chats.rendering import Template
+from skyrl.chats.spans import ANSWER, ANSWERED, ASKED, TurnEnds
 from skyrl.chats.text import Message, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import DataError

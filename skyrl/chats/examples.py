@@ -59,11 +59,11 @@ SEVERAL_ANSWERS = ("multi-turn", "tool result")
 """Forms that are shown twice: with all answers learned, and with only the last one."""
 
 
-def forms_page(tokenizer: ChatTokenizer, arguments: Mapping[str, Any] | None = None) -> str:
+def forms_page(tokenizer: ChatTokenizer) -> str:
     """All forms, one after the other: the name of each, and its text with the learned parts marked, or the reason why
     the template is refused.
     """
-    every, last = (ChatMasks(tokenizer, all_messages=all_of_it, arguments=arguments) for all_of_it in (True, False))
+    every, last = (ChatMasks(tokenizer, all_messages=all_of_it) for all_of_it in (True, False))
     shown = {}
     for name, (chat, tools) in FORMS.items():
         shown[name] = _marked_or_refused(tokenizer, every, chat, tools)

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skyrl.chats.contents import DroppedPart, dropped, dropped_tools, is_empty
-from skyrl.chats.ends import TurnEnds
-from skyrl.chats.spans import ChatLayout, Layouts
+from skyrl.chats.spans import ChatLayout, Layouts, TurnEnds
 from skyrl.chats.spellings import FullestSpelling, Spelling
 from skyrl.chats.text import CONTEXT, Message, continued_tokens, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer

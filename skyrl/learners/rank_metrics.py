@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from skyrl.learners.routing import Loads, load_metrics, summed
+from skyrl.learners.routing import Loads, load_metrics
 
 Metrics = dict[str, float]
 
@@ -105,7 +105,10 @@ def merge_metrics(parts: Sequence[RankMetrics]) -> RankMetrics:
             for name in dict.fromkeys(name for part in parts for name in part.sums)
         },
         moments={name: sum((part.moments[name] for part in parts), Moments()) for name in first.moments},
-        loads=summed([part.loads for part in parts]),
+        loads=tuple(
+            tuple(sum(counts) for counts in zip(*layers, strict=True))
+            for layers in zip(*(part.loads for part in parts), strict=True)
+        ),
     )
 
 

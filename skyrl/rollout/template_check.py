@@ -14,8 +14,8 @@ from typing import Any, Literal
 from attrs import evolve, frozen
 
 from skyrl.chats.continuation import FIXED
-from skyrl.chats.ends import ANSWER
 from skyrl.chats.rendering import Template
+from skyrl.chats.spans import ANSWER
 from skyrl.chats.text import Message
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import GeneratorConfig

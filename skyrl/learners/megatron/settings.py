@@ -63,9 +63,8 @@ class MegatronSettings:
         if optimizer is None:
             return cls(degrees=degrees, transformer=transformer, experts=experts)
         ours, (beta1, beta2) = config.ddp_config, optimizer.adam_betas
-        sharded = (
-            optimizer.optimizer == "adamw"
-        )  # Megatron-core shards the state of Adam alone over data-parallel ranks
+        # Megatron-core shards the optimizer's state over data-parallel ranks for Adam alone
+        sharded = optimizer.optimizer == "adamw"
         return cls(
             degrees=degrees,
             transformer=transformer,

@@ -112,20 +112,17 @@ class ZeroState:
     def add_gradients(self, earlier: Sequence[Tensor]) -> None:
         """Add what `take_gradients` returned before the pass that has just ended."""
         optimizer: Any = self._engine.optimizer
-        if not optimizer.cpu_offload:
-            gradients = [item for group in optimizer.averaged_gradients.values() for item in group]
-            for gradient, before in zip(gradients, earlier, strict=True):
-                gradient.add_(before)
-            return
-        flat = [master.grad for master in optimizer.single_partition_of_fp32_groups]
-        for gradient, before in zip(flat, earlier, strict=True):
+        if optimizer.cpu_offload:
+            held = [master.grad for master in optimizer.single_partition_of_fp32_groups]
+        else:
+            held = [gradient for group in optimizer.averaged_gradients.values() for gradient in group]
+        for gradient, before in zip(held, earlier, strict=True):
             gradient.add_(before)
-        for parameter, (group, _, start, count) in optimizer.grad_position.items():
-            if parameter in optimizer.norm_for_param_grads:  # the offloading optimizer clips by norms that it keeps
-                part = flat[group].view(-1)[start : start + count]
-                optimizer.norm_for_param_grads[parameter] = part.to(
-                    optimizer.norm_for_param_grads[parameter].dtype
-                ).norm(2)
+        norms = optimizer.norm_for_param_grads if optimizer.cpu_offload else {}  # kept to clip by
+        for parameter, (group, _, start, count) in optimizer.grad_position.items() if norms else ():
+            if parameter in norms:
+                part = held[group].view(-1)[start : start + count]
+                norms[parameter] = part.to(norms[parameter].dtype).norm(2)
 
     def tensor_shards(self) -> Iterator[TensorShard]:
         """Shards of this rank, see `Strategy.tensor_shards`: in stage 0 the first rank has all of them, from stage 1 on
@@ -169,22 +166,22 @@ class ZeroState:
         return context
 
     def _stored_shards(self, key: str, name: str, weight: Tensor, slot: str | None) -> Iterator[TensorShard]:
-        """The shards that this rank stores under `key`, of a weight or of one of its slots."""
+        """What this rank stores under `key`: its stretch of the flattened weight or slot, if it has one that no other
+        rank stores.
+        """
         cut = self._cuts.get(name)
         if cut is not None and cut.dim:  # columns are not contiguous in the whole
             full = cut.gathered(self._whole_part(weight, slot))
             yield from even_share(key, full, self._ranks.rank, self._ranks.size)
-        elif cut is not None or self._part == 0:
-            yield from self._local_shard(key, weight, slot, cut)
-
-    def _local_shard(self, key: str, weight: Tensor, slot: str | None, cut: Cut | None) -> Iterator[TensorShard]:
-        """This rank's stretch of the flattened weight or slot, if it has one that no other rank stores."""
+            return
+        if cut is None and self._part:
+            return  # another rank has the same
         shape = _shape(weight)
         start: int = 0
         numbers: Tensor | None
         if (slot is None and self._is_whole(weight)) or self._stage == 0:
-            numbers = self._whole_part(weight, slot)
-            numbers = None if self._copy else numbers
+            whole = self._whole_part(weight, slot)
+            numbers = None if self._copy else whole
         else:
             start, numbers = self._stretch(weight, slot)
         if cut is not None:

@@ -329,13 +329,21 @@ def engine_config(
     `optimizer_config.max_grad_norm`; 0 disables clipping in DeepSpeed, too. Stage 0 shards nothing and keeps its
     weights in float32: it computes under autocast and clips as a single process does.
     """
-    stage = config.zero_optimization.stage
+    zero, stage = config.zero_optimization, config.zero_optimization.stage
+    named = {name: getattr(zero, name) for name in fields_of(ZeroOptimizationConfig)}
+    sharding = {name: value for name, value in named.items() if not isinstance(value, OffloadConfig | str)}
+    places = (("offload_param", zero.offload_param, 3), ("offload_optimizer", zero.offload_optimizer, 1))
+    for name, offload, first_stage in places:
+        if offload.device != "none" and stage >= first_stage:
+            pins = offload.pin_memory and device.type == "cuda"  # pinning only speeds up copies to a GPU
+            nvme = {"nvme_path": offload.nvme_path} if offload.nvme_path else {}
+            sharding[name] = {"device": offload.device, "pin_memory": pins, **nvme}
     clipping = optimizer.max_grad_norm if optimizer and stage else 0.0
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": micro_batch_rows,
         "gradient_accumulation_steps": 1,  # each micro-batch says whether its mini-batch ends
         "steps_per_print": sys.maxsize,
-        "zero_optimization": _zero(config.zero_optimization, device),
+        "zero_optimization": sharding,
         "zero_allow_untested_optimizer": True,  # the optimizer is torch's, as under every strategy
         "zero_force_ds_cpu_optimizer": False,
         "gradient_clipping": config.gradient_clipping or clipping,
@@ -347,21 +355,3 @@ def engine_config(
         dtype = config.communication_data_type
         settings["communication_data_type"] = SHORT_NAMES.get(dtype, dtype)
     return settings
-
-
-def _zero(zero: ZeroOptimizationConfig, device: torch.device) -> dict[str, Any]:
-    settings = {name: getattr(zero, name) for name in fields_of(ZeroOptimizationConfig)}
-    settings = {name: value for name, value in settings.items() if not isinstance(value, OffloadConfig | str)}
-    if zero.offload_param.device != "none" and zero.stage == 3:
-        settings["offload_param"] = _offload(zero.offload_param, device)
-    if zero.offload_optimizer.device != "none" and zero.stage > 0:
-        settings["offload_optimizer"] = _offload(zero.offload_optimizer, device)
-    return settings
-
-
-def _offload(offload: OffloadConfig, device: torch.device) -> dict[str, Any]:
-    settings: dict[str, Any] = {
-        "device": offload.device,
-        "pin_memory": offload.pin_memory and device.type == "cuda",  # pinning only speeds up copies to a GPU
-    }
-    return settings | ({"nvme_path": offload.nvme_path} if offload.nvme_path else {})

@@ -11,7 +11,6 @@ is therefore an argument of the layer's call, not a global state. Importing this
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import attrs
 import torch
@@ -39,13 +38,9 @@ Choose = Callable[..., tuple[Tensor, Tensor]]
 """Megatron-core's choice of the best experts: scores (T, E), K and groups of experts -> scores (T, K) and indices."""
 
 
-class LoadWatch(Protocol):
-    """Protocol of objects that receive the loads of routers while a model learns."""
-
-    def __call__(self, layer: int, loads: RowLoads, row_weights: Tensor) -> Tensor:
-        """Scalar cost of a layer's router, whose gradient is added to the router's. `layer` counts the layers with
-        experts from 0; `row_weights` is (B,).
-        """
+LoadWatch = Callable[[int, RowLoads, Tensor], Tensor]
+"""Receives the loads of a router while a model learns: layer, counted from 0 over the layers with experts, loads, and
+the weights of rows (B,) -> scalar cost of the layer's router, whose gradient is added to the router's."""
 
 
 class ReplayedChoices:
