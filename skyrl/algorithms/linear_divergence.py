@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from skyrl.algorithms.linear_logprobs import VocabularyPart, add_product, cache_blocks, scores_of, token_chunks
 from skyrl.algorithms.shapes import expect_same_shape
@@ -47,6 +48,16 @@ def linear_divergence(
     return divergence
 
 
+class _Saved(FunctionCtx):
+    """A forward pass, as backward finds it."""
+
+    beta: float
+    temperature: float
+    part: VocabularyPart
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+
 class _LinearDivergence(torch.autograd.Function):
     """With z the student's scores: dKL(q || p) / dz = p - q. For the other divergences D = sum p u + (terms of q whose
     gradients cancel), so that dD / dz = p (u - sum p u), with u = log p - log q for the reverse KL, and u = (1 - beta)
@@ -55,7 +66,7 @@ class _LinearDivergence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Saved,
         hidden: Tensor,
         weight: Tensor,
         teacher_hidden: Tensor,
@@ -81,7 +92,7 @@ class _LinearDivergence(torch.autograd.Function):
         return divergence
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Saved, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, teacher_hidden, teacher_weight, means, norms, teacher_norms = (
             saved.detach() for saved in ctx.saved_tensors
         )

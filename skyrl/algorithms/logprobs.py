@@ -75,7 +75,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     with _quiet():
         compiled_function: Callable[..., Any] = torch.compile(function, dynamic=True)
 
-    def call(*tensors: Any) -> Any:
+    def call(*tensors: object) -> object:
         with _quiet():
             return compiled_function(*tensors)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 
 @frozen(kw_only=True, eq=False)
@@ -98,21 +98,31 @@ def gradient_anchor() -> Tensor | None:
     return torch.zeros((), requires_grad=True) if torch.is_grad_enabled() else None
 
 
+class UpdateContext(FunctionCtx):
+    """Context of a function with updates, between its forward and its backward pass."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    updates: tuple[StretchUpdate, ...]
+    inner: list[Tensor]
+    """x A^T of each update."""
+
+
 class _Updates(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, output: Tensor, anchor: Tensor | None, updates: tuple[StretchUpdate, ...]
+        ctx: UpdateContext, x: Tensor, output: Tensor, anchor: Tensor | None, updates: tuple[StretchUpdate, ...]
     ) -> Tensor:
         result, rows = output.clone(memory_format=torch.contiguous_format), x.flatten(0, -2)
         flat = result.view(-1, result.shape[-1])
-        ctx.inner = [item.add(flat, rows) for item in updates]  # x A^T of each update
+        ctx.inner = [item.add(flat, rows) for item in updates]
         ctx.save_for_backward(x)
         ctx.updates = updates
         return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, errors: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: UpdateContext, errors: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         for_x = torch.zeros_like(x, memory_format=torch.contiguous_format) if ctx.needs_input_grad[0] else None
         flat, rows = errors.reshape(-1, errors.shape[-1]), x.flatten(0, -2)

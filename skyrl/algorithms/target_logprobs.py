@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skyrl.algorithms.linear_logprobs import VocabularyPart, kept_bytes, scores_of, token_chunks
-from skyrl.algorithms.stretch_updates import StretchUpdate, add_product, gradient_anchor
+from skyrl.algorithms.stretch_updates import StretchUpdate, UpdateContext, add_product, gradient_anchor
 
 
 def target_logprobs(
@@ -75,12 +75,20 @@ def _norms(scores: Tensor, part: VocabularyPart) -> Tensor:
     return highest + part.reduce((scores - highest).exp_().sum(-1, keepdim=True)).log()
 
 
+class _Context(UpdateContext):
+    temperature: float
+    part: VocabularyPart
+    chunks: list[slice]
+    cached_scores: Tensor | None
+    """All logits, if they are few."""
+
+
 class _TargetLogprobs(torch.autograd.Function):
     """With z = h W^T: log p_y = z_y - lse(z), and dz = sum_k g_k (1_{y_k} - p)."""
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Context,
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
@@ -95,7 +103,7 @@ class _TargetLogprobs(torch.autograd.Function):
         tokens = part.largest or len(weight)
         kept = learns and len(hidden) * tokens * 4 <= kept_bytes(hidden.device)
         ctx.chunks = [slice(0, len(hidden))] if kept else token_chunks(hidden, tokens)
-        ctx.cached_scores = None  # all logits, if they are few
+        ctx.cached_scores = None
         for rows in ctx.chunks:
             scores, _ = _scores(hidden, weight, updates, rows, temperature)
             norms[rows] = _norms(scores, part)
@@ -108,7 +116,7 @@ class _TargetLogprobs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_logprobs: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, of_logprobs: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, norms = ctx.saved_tensors
         for_hidden = torch.empty_like(hidden)
         for_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None

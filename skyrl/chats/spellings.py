@@ -138,7 +138,7 @@ class FullestSpelling(Generic[T]):
         raise left_out or refusals[0]
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str) -> object:
     """The text parsed as JSON, or the text itself if it is not JSON."""
     try:
         result = json.loads(text)

@@ -27,11 +27,11 @@ from skyrl.learners.gradients import clip, divide, is_on_experts, sum_over
 from skyrl.learners.offloading import HOST
 from skyrl.learners.ranks import EXPERT, REPLICATE, SHARD, TENSOR
 from skyrl.learners.schedule import StepSettings, make_optimizer
-from skyrl.learners.sharing import check_complete, full_tensor, piece_of, read_into, slots_of, write_into
+from skyrl.learners.sharing import check_complete, full_tensor, piece_of, read_into, share_of, slots_of
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.models.files.naming import named_weights, tied_names
 from skyrl.models.onednn import compute_with_onednn
-from skyrl.models.parallel.expert_parallel import refuse_unspreadable, spread
+from skyrl.models.parallel.expert_parallel import local_part, refuse_unspreadable, spread
 from skyrl.models.parallel.tensor_parallel import cut, refuse_uncuttable, refuse_wrong_cut
 
 T = TypeVar("T")
@@ -201,7 +201,8 @@ class Fsdp2(DataParallel):
         weights = {} if complete is None else dict(named_weights(complete))
         with torch.no_grad():
             for name, weight in self._stored_weights():  # one whole weight at a time
-                write_into(weight, full_tensor(weights.get(name), weight, self._device, self._ranks))
+                whole = full_tensor(weights.get(name), weight, self._device, self._ranks)
+                local_part(weight).copy_(share_of(whole, weight))
         # buffers that are not stored, such as rotary frequencies, have lost their values on the meta device
         buffers = {} if complete is None else dict(complete.named_buffers())
         for name, buffer in list(model.named_buffers()):

@@ -51,6 +51,59 @@ SMALLEST = 2**20
 """Bytes below which a tensor stays on its device, because a copy is not worth its time."""
 
 
+class BufferMemory:
+    """The flat buffers behind parameters and gradients under Megatron. Their memory can be freed and restored; views
+    stay valid.
+    """
+
+    def __init__(self, ddp: Any) -> None:
+        """`ddp` is Megatron-core's `DistributedDataParallel`."""
+        self.all: tuple[Any, ...] = (*ddp.buffers, *ddp.expert_parallel_buffers)
+        self._on_host: dict[int, Tensor] = {}
+
+    def leave(self) -> int:
+        """Move weights to the host and drop gradients. Returns the bytes freed."""
+        freed = 0
+        for buffer in self.all:
+            for tensor, kept in ((buffer.param_data, True), (buffer.grad_data, False)):
+                if tensor is None or not tensor.untyped_storage().size():
+                    continue
+                if kept:
+                    self._on_host[id(tensor)] = tensor.to(HOST, copy=True)
+                freed += tensor.nbytes
+                tensor.untyped_storage().resize_(0)
+        return freed
+
+    def come_back(self) -> int:
+        """Restore weights from the host, and gradients as zeros. Returns the bytes allocated."""
+        allocated = 0
+        for buffer in self.all:
+            for tensor in (buffer.param_data, buffer.grad_data):
+                if tensor is None or tensor.untyped_storage().size():
+                    continue
+                tensor.untyped_storage().resize_(tensor.nbytes)
+                kept = self._on_host.pop(id(tensor), None)
+                tensor.zero_() if kept is None else tensor.copy_(kept)
+                allocated += tensor.nbytes
+        return allocated
+
+
+def move_optimizer(outer: Any, device: torch.device, mover: DeviceMover) -> int:
+    """Move the state of Megatron-core's optimizer and its master weights to `device`. Returns the bytes moved."""
+    moved = 0
+    for inner in outer.chained_optimizers:
+        for group in getattr(inner, "shard_fp32_from_float16_groups", ()):
+            for main in group:
+                main.data, count = mover.move(main.data, device)
+                moved += count
+        for slots in inner.optimizer.state.values():
+            for slot, value in slots.items():
+                if isinstance(value, Tensor) and slot != "step":
+                    slots[slot], count = mover.move(value, device)
+                    moved += count
+    return moved
+
+
 class HostActivations:
     """Sends the inputs of checkpointed layers to page-locked host memory, and fetches them for backward."""
 
@@ -86,7 +139,7 @@ class HostActivations:
         torch.cuda.current_stream(device).wait_stream(self._streams[device])
         return copy.to(device, non_blocking=True)
 
-    def _around(self, checkpointed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _around(self, checkpointed: Callable[..., object], *args: object, **kwargs: object) -> object:
         with saved_tensors_hooks(
             lambda tensor: (self.send(tensor), tensor.device) if self.wants(tensor) else tensor,
             lambda kept: kept if isinstance(kept, Tensor) else self.fetch(*kept),

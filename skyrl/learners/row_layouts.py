@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from skyrl.batch import TrainingBatch, to_device
@@ -109,7 +109,7 @@ def _tokens_to_device(tokens: RoutedTokens, device: torch.device) -> RoutedToken
     )
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _moved(value: object, device: torch.device) -> object:
     match value:
         case Tensor():
             return to_device(value, device)
@@ -293,18 +293,19 @@ def _local_tokens(row: RoutedTokens, order: Tensor, columns: Tensor, sharing: Ro
 
 
 def refuse_unshareable(
-    model: Any, ranks: int, section: ShardedModelConfig, *, sequence: int, context: int, tensor: int
+    model: nn.Module, ranks: int, section: ShardedModelConfig, *, sequence: int, context: int, tensor: int
 ) -> None:
     """Raises `ModelError`, which names a field of `section`, if `sequence` x `context` of the `ranks` cannot
     share a row of this transformers model, whose heads are divided among `tensor` ranks.
     """
+    config: Any = model.config
     field = section.path_of(f"{'sequence' if sequence > 1 else 'context'}_parallel_size")
-    if not takes_segments(model) or not sees_whole_rows(model.config):
+    if not takes_segments(model) or not sees_whole_rows(config):
         raise ModelError(
             "ranks can share a sequence only if attention is sdpa and every layer of the model sees the whole "
             f"sequence, without windows or chunks: set {field} = 1"
         )
-    heads = model.config.get_text_config().num_attention_heads // tensor
+    heads = config.get_text_config().num_attention_heads // tensor
     if uneven := uneven_heads(heads, sequence, ranks // tensor):
         sizes = " or ".join(map(str, uneven.nearest))
         raise ModelError(

@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor, Shard
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.errors import ResumeError
 from skyrl.learners.ranks import TENSOR, Ranks
-from skyrl.models.parallel.expert_parallel import local_part
 
 
 def full_tensor(tensor: Tensor | None, like: Tensor, device: torch.device, ranks: Ranks) -> Tensor:
@@ -30,17 +29,7 @@ def full_tensor(tensor: Tensor | None, like: Tensor, device: torch.device, ranks
     return copy
 
 
-def write_into(target: Tensor, value: Tensor) -> None:
-    """Copy a whole tensor into a plain one of its shape, or into this rank's shard of a distributed one."""
-    local_part(target).copy_(_share_of(value, target))
-
-
-def add_into(target: Tensor, value: Tensor) -> None:
-    """Add a whole tensor to a plain one of its shape, or to this rank's shard of a distributed one."""
-    local_part(target).add_(_share_of(value, target))
-
-
-def _share_of(value: Tensor, like: Tensor) -> Tensor:
+def share_of(value: Tensor, like: Tensor) -> Tensor:
     """This rank's part of a whole tensor if `like` is distributed over ranks, else the whole."""
     return value[local_region(like)] if isinstance(like, DTensor) else value
 

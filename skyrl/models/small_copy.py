@@ -185,10 +185,11 @@ def small_config(config: PretrainedConfig, times: int = 1) -> PretrainedConfig:
     return result
 
 
-def _choose_layers(text: Any) -> None:
+def _choose_layers(config: PretrainedConfig) -> None:
     """Keep the first layer of each kind, and at least two layers, whose lists are cut alike. Layers that share keys and
     values are kept behind those that have them.
     """
+    text: Any = config
     lists = [list(getattr(text, name)) for name in _KINDS if isinstance(getattr(text, name, None), list | tuple)]
     layers = getattr(text, "num_hidden_layers", None) or len(lists[0])
     lists = [item for item in lists if len(item) == layers]
@@ -210,7 +211,8 @@ def _choose_layers(text: Any) -> None:
         text.num_hidden_layers = len(chosen)
 
 
-def _shrink_rotation(text: Any) -> None:
+def _shrink_rotation(config: PretrainedConfig) -> None:
+    text: Any = config
     tables: Mapping[str, Any] = getattr(text, "rope_parameters", None) or {}
     nested = all(isinstance(table, Mapping) for table in tables.values())
     if tables:

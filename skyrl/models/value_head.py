@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +37,7 @@ class ValueModel(nn.Module):
         self._no_split_modules: Sequence[str] = tuple(causal_lm._no_split_modules or ())
 
     def forward(
-        self, input_ids: Tensor, *, logits_to_keep: Tensor | None = None, **inputs: Any
+        self, input_ids: Tensor, *, logits_to_keep: Tensor | None = None, **inputs: object
     ) -> TokenClassifierOutput:
         """`.logits` (B, N, 1): the values at the N kept columns, by default all of them. The output type is one of
         transformers', because FSDP2 hooks only tensors in types that it knows.
@@ -52,6 +51,6 @@ class ValueModel(nn.Module):
         embeddings: nn.Module = getattr(self, self.body_name).get_input_embeddings()
         return embeddings
 
-    def gradient_checkpointing_enable(self, **settings: Any) -> None:
+    def gradient_checkpointing_enable(self, **settings: object) -> None:
         """Enable gradient checkpointing of the body, under transformers' name."""
         getattr(self, self.body_name).gradient_checkpointing_enable(**settings)

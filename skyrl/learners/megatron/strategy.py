@@ -28,7 +28,7 @@ from skyrl.errors import ModelError
 from skyrl.learners.megatron.package import join_groups, leave_groups
 from skyrl.learners.megatron.settings import MegatronSettings
 from skyrl.learners.megatron.state import MegatronState, ParameterSplit
-from skyrl.learners.offloading import HOST, DeviceMover
+from skyrl.learners.offloading import HOST, BufferMemory, move_optimizer
 from skyrl.learners.routing import RouterCosts, RouterWork
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.schedule import StepSettings
@@ -429,54 +429,3 @@ class RouterWatch:
                 dist.all_reduce(everything, group=group)
         parts, loads = everything[: len(own)], everything[len(own) :]
         return RouterWork(parts=dict(zip(self._parts, parts, strict=True)), loads=loads.view_as(self._loads))
-
-
-class BufferMemory:
-    """The flat buffers behind parameters and gradients. Their memory can be freed and restored; views stay valid."""
-
-    def __init__(self, ddp: Any) -> None:
-        """`ddp` is Megatron-core's `DistributedDataParallel`."""
-        self.all: tuple[Any, ...] = (*ddp.buffers, *ddp.expert_parallel_buffers)
-        self._on_host: dict[int, Tensor] = {}
-
-    def leave(self) -> int:
-        """Move weights to the host and drop gradients. Returns the bytes freed."""
-        freed = 0
-        for buffer in self.all:
-            for tensor, kept in ((buffer.param_data, True), (buffer.grad_data, False)):
-                if tensor is None or not tensor.untyped_storage().size():
-                    continue
-                if kept:
-                    self._on_host[id(tensor)] = tensor.to(HOST, copy=True)
-                freed += tensor.nbytes
-                tensor.untyped_storage().resize_(0)
-        return freed
-
-    def come_back(self) -> int:
-        """Restore weights from the host, and gradients as zeros. Returns the bytes allocated."""
-        allocated = 0
-        for buffer in self.all:
-            for tensor in (buffer.param_data, buffer.grad_data):
-                if tensor is None or tensor.untyped_storage().size():
-                    continue
-                tensor.untyped_storage().resize_(tensor.nbytes)
-                kept = self._on_host.pop(id(tensor), None)
-                tensor.zero_() if kept is None else tensor.copy_(kept)
-                allocated += tensor.nbytes
-        return allocated
-
-
-def move_optimizer(outer: Any, device: torch.device, mover: DeviceMover) -> int:
-    """Move the optimizer's state and its master weights to `device`. Returns the bytes moved."""
-    moved = 0
-    for inner in outer.chained_optimizers:
-        for group in getattr(inner, "shard_fp32_from_float16_groups", ()):
-            for main in group:
-                main.data, count = mover.move(main.data, device)
-                moved += count
-        for slots in inner.optimizer.state.values():
-            for slot, value in slots.items():
-                if isinstance(value, Tensor) and slot != "step":
-                    slots[slot], count = mover.move(value, device)
-                    moved += count
-    return moved

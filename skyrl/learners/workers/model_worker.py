@@ -81,21 +81,8 @@ class ModelWorker:
             torch.use_deterministic_algorithms(True)
         if self.device.type == "cuda":
             leave_out_cudnn()
-        self._loss_scale = loss_scale_of(run, section, ranks.size) if optimizer else None
-        costs = RouterCosts.of(section)
-        context = StrategyContext(
-            run=run,
-            section=section,
-            ranks=ranks,
-            device=self.device,
-            compute_dtype=getattr(torch, required(run.compute_dtype, run.path_of("compute_dtype"))),
-            optimizer=optimizer,
-            micro_batch_rows=run.micro_train_batch_size_per_gpu * run.rows_of_an_item,
-            loss_scale=self._loss_scale,
-            mover=mover or DeviceMover(),
-            degrees=degrees,
-            router_costs=costs,
-        )
+        context = _context(run, section, ranks, optimizer, mover)
+        self._loss_scale = context.loss_scale
         with ExitStack() as failed:
             self._joined = ranks.size > 1 or facts.joins_alone
             if self._joined:
@@ -118,7 +105,7 @@ class ModelWorker:
             options = self.strategy.probe(probe)
             routed = self._asks_routers(section)
             replaced = routed and not facts.own_modules
-            routers = Routers(self.model, learned=bool(costs)) if replaced else None
+            routers = Routers(self.model, learned=bool(context.router_costs)) if replaced else None
             self._options = attrs.evolve(
                 options, routers=routers, routed=routed, replays=section.moe_enable_routing_replay
             )
@@ -279,6 +266,29 @@ def token_budget(run: RunBasics) -> TokenBudget:
         tokens=limit if limit > 0 else None,
         at_least=run.min_microbatches,
         keep_groups=run.use_sample_packing and run.share_group_prompts,
+    )
+
+
+def _context(
+    run: RunBasics,
+    section: ShardedModelConfig,
+    ranks: Ranks,
+    optimizer: OptimizerConfig | None,
+    mover: DeviceMover | None,
+) -> StrategyContext:
+    """The arguments of a strategy on these ranks."""
+    return StrategyContext(
+        run=run,
+        section=section,
+        ranks=ranks,
+        device=torch.device(required_device(run)),
+        compute_dtype=getattr(torch, required(run.compute_dtype, run.path_of("compute_dtype"))),
+        optimizer=optimizer,
+        micro_batch_rows=run.micro_train_batch_size_per_gpu * run.rows_of_an_item,
+        loss_scale=loss_scale_of(run, section, ranks.size) if optimizer else None,
+        mover=mover or DeviceMover(),
+        degrees=facts_of(run).degrees_of(section),
+        router_costs=RouterCosts.of(section),
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from skyrl.models.attention.segments import Segment, joined_ranges
 
@@ -212,19 +213,24 @@ def has_varlen_kernels(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= AMPERE
 
 
+class _Context(FunctionCtx):
+    saved_tensors: tuple[Tensor, ...]
+    shape: torch.Size
+
+
 class _Gathered(torch.autograd.Function):
     """Rows of a tensor, some of them several times. Their gradients are added in float32, without sorting the index,
     as torch's own indexing would in every layer.
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, index: Tensor) -> Tensor:
+    def forward(ctx: _Context, rows: Tensor, index: Tensor) -> Tensor:
         ctx.save_for_backward(index)
         ctx.shape = rows.shape
         return rows.index_select(0, index)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, None]:
         (index,), (gradient,) = ctx.saved_tensors, gradients
         total = torch.zeros(ctx.shape, dtype=torch.float32, device=gradient.device)
         return total.index_add_(0, index, gradient.float()).to(gradient.dtype), None

@@ -30,7 +30,7 @@ from transformers.modeling_outputs import TokenClassifierOutput
 from skyrl.errors import ModelError
 from skyrl.models.attention.segment_attention import Segments, sees_whole_rows
 from skyrl.models.attention.shared_rows import RowSharing
-from skyrl.models.megatron.layout import DecoderSizes
+from skyrl.models.megatron.layout import DecoderSizes, Mixture
 from skyrl.models.megatron.modules import MegatronNorm, RowAttention, RowsOfTokens
 from skyrl.models.megatron.routers import LoadWatch, WatchedRouter, let_token_counts_differ, local_tokens, sparse_layer
 from skyrl.models.output_head import PlainHead
@@ -83,21 +83,8 @@ def transformer_config(
         "use_cpu_initialization": True,
     }
     if mixture := sizes.mixture:
-        derived |= {
-            "num_moe_experts": mixture.experts,
-            "moe_ffn_hidden_size": mixture.inner,
-            "moe_layer_freq": [int(layer in mixture.layers) for layer in range(sizes.layers)],
-            "moe_router_topk": mixture.per_token,
-            "moe_router_pre_softmax": not getattr(config, "norm_topk_prob", True),  # if weights do not sum to 1
-            "moe_enable_routing_replay": False,  # Megatron-core's replay; ours can replay some of the tokens
-            **experts,
-        }
-    known = {attribute.name for attribute in fields(TransformerConfig)}
-    for name in overrides:
-        if name in derived:
-            raise ModelError(f"{field}.{name} follows from the model and the rest of its table: leave it out")
-        if name not in known:
-            raise ModelError(f"{field}.{name}: Megatron-core's TransformerConfig has no such field")
+        derived |= {**_mixture(config, sizes, mixture), **experts}
+    _refuse_overrides(overrides, derived, field)
     if mixture and tensor > 1 and not overrides.get("sequence_parallel", True):
         raise ModelError(f"{field}.sequence_parallel: Megatron-core requires it for experts with tensor parallelism")
     balanced = str(experts["moe_router_load_balancing_type"]).endswith("aux_loss") and mixture
@@ -111,6 +98,17 @@ def transformer_config(
     return megatron
 
 
+def _mixture(config: PretrainedConfig, sizes: DecoderSizes, mixture: Mixture) -> dict[str, object]:
+    return {
+        "num_moe_experts": mixture.experts,
+        "moe_ffn_hidden_size": mixture.inner,
+        "moe_layer_freq": [int(layer in mixture.layers) for layer in range(sizes.layers)],
+        "moe_router_topk": mixture.per_token,
+        "moe_router_pre_softmax": not getattr(config, "norm_topk_prob", True),  # if weights do not sum to 1
+        "moe_enable_routing_replay": False,  # Megatron-core's replay; ours can replay some of the tokens
+    }
+
+
 def _refuse_what_is_not_converted(config: PretrainedConfig) -> None:
     """Raises `ModelError` for models that Megatron-core would compute differently."""
     if not sees_whole_rows(config):
@@ -122,6 +120,15 @@ def _refuse_what_is_not_converted(config: PretrainedConfig) -> None:
         raise ModelError(
             f"strategy = megatron has no converter for the activation {config.hidden_act!r}, only for silu"
         )
+
+
+def _refuse_overrides(overrides: Mapping[str, Any], derived: Mapping[str, Any], field: str) -> None:
+    known = {attribute.name for attribute in fields(TransformerConfig)}
+    for name in overrides:
+        if name in derived:
+            raise ModelError(f"{field}.{name} follows from the model and the rest of its table: leave it out")
+        if name not in known:
+            raise ModelError(f"{field}.{name}: Megatron-core's TransformerConfig has no such field")
 
 
 class VocabularyHead(PlainHead):

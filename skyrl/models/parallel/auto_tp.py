@@ -81,8 +81,9 @@ def _can_cut_vocabulary(model: Any, size: int) -> bool:
     return embeddings.num_embeddings % size == 0 and not ties_biased
 
 
-def _cut_layer(layers: ModuleType, module: Any, style: str, mesh: DeviceMesh, field: str) -> nn.Module:
+def _cut_layer(layers: ModuleType, full_layer: nn.Module, style: str, mesh: DeviceMesh, field: str) -> nn.Module:
     """The layer of AutoTP that replaces a whole layer and takes over its parameters."""
+    module: Any = full_layer
     group = mesh.get_group()
     new: nn.Module
     if style == EMBEDDINGS:
