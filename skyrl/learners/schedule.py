@@ -30,9 +30,6 @@ Python for each operator, which shorter sequences do not repay: 0.25 s for 8,192
 SCALE_WITHOUT_WARMUP = 10_000
 """Steps after which inverse_sqrt has fallen to the root of a half, where there is no warm-up; transformers' value."""
 
-MATRIX = 2
-"""Least number of dimensions of a weight that decays under `weight_decay_on = "matrices"`."""
-
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The configured optimizer, with decoupled weight decay, over the parameters that learn."""
@@ -60,7 +57,7 @@ def _decayed(parameters: list[nn.Parameter], config: OptimizerConfig) -> list[di
     """
     groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
     for parameter in parameters:
-        decays = config.weight_decay_on == "all" or parameter.dim() >= MATRIX
+        decays = config.weight_decay_on == "all" or parameter.dim() >= 2  # a matrix
         groups.setdefault((decays, mesh_of(parameter)), []).append(parameter)
     return [
         {"params": members, "weight_decay": config.weight_decay if decays else 0.0, "decays": decays}

@@ -208,13 +208,6 @@ class _Rotation:
         return query, key
 
 
-WARNINGS: dict[type[Warning], str] = {
-    DeprecationWarning: ".*torch.jit.script_method",
-    UserWarning: "The .grad attribute of a Tensor that is not a leaf",
-}
-"""Warnings of the compiler about itself: deprecated names, and gradients that it reads."""
-
-
 def compile_layers(model: nn.Module, *, backend: str = "inductor") -> int:
     """Compile the decoder layers of a transformers model in place, on their first use. Returns their number.
 
@@ -223,8 +216,9 @@ def compile_layers(model: nn.Module, *, backend: str = "inductor") -> int:
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    for kind, text in WARNINGS.items():
-        warnings.filterwarnings("ignore", text, kind)
+    # the compiler warns about itself: deprecated names, and gradients that it reads
+    warnings.filterwarnings("ignore", ".*torch.jit.script_method", DeprecationWarning)
+    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
     AttentionInterface.register(SEGMENTS, torch.compiler.disable(segment_attention))
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for layer in layers:

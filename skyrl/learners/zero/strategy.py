@@ -40,9 +40,6 @@ from skyrl.tree.classes import fields_of
 
 T = TypeVar("T")
 
-SHORT_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-"""Type -> its short name, the only one that DeepSpeed accepts."""
-
 
 @frozen(eq=False)
 class ParallelUnit:
@@ -352,6 +349,6 @@ def engine_config(
         "wall_clock_breakdown": config.wall_clock_breakdown,
     }
     if config.communication_data_type is not None:
-        dtype = config.communication_data_type
-        settings["communication_data_type"] = SHORT_NAMES.get(dtype, dtype)
+        dtype, short = config.communication_data_type, {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+        settings["communication_data_type"] = short.get(dtype, dtype)  # DeepSpeed accepts the short names alone
     return settings

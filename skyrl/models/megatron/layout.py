@@ -18,9 +18,6 @@ from transformers import PretrainedConfig
 
 from skyrl.errors import ModelError
 
-PER_EXPERT = 3
-"""Number of dimensions of a stored weight with a matrix for each expert."""
-
 EMBEDDINGS, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 """Megatron's names of the matrices with a row for each token."""
 
@@ -249,7 +246,7 @@ def matrix_of(weight: Tensor) -> Tensor:
     """A stored weight as a view in the form that `RowBlock`s refer to: the matrices of all experts (E, rows, columns)
     become one matrix (E x rows, columns).
     """
-    return weight.flatten(0, 1) if weight.dim() == PER_EXPERT else weight
+    return weight.flatten(0, 1) if weight.dim() == 3 else weight
 
 
 def put(full: Tensor, part: Tensor, pieces: Sequence[RowBlock], weight: str) -> None:
