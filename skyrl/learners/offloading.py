@@ -47,10 +47,6 @@ class DeviceMover:
             torch.cuda.empty_cache()
 
 
-SMALLEST = 2**20
-"""Bytes below which a tensor stays on its device, because a copy is not worth its time."""
-
-
 class BufferMemory:
     """The flat buffers behind parameters and gradients under Megatron. Their memory can be freed and restored; views
     stay valid.
@@ -102,6 +98,10 @@ def move_optimizer(outer: Any, device: torch.device, mover: DeviceMover) -> int:
                     slots[slot], count = mover.move(value, device)
                     moved += count
     return moved
+
+
+SMALLEST = 2**20
+"""Bytes below which an activation stays on its device, because a copy is not worth its time."""
 
 
 class HostActivations:
