@@ -17,8 +17,8 @@ from skyrl.algorithms.clipped_losses import CISPOLoss, DualClipLoss, GMPOLoss, G
 from skyrl.algorithms.estimators import OPO, AdvantageEstimator, Compared, ReinforcePlusPlusBaseline
 from skyrl.algorithms.losses import LossInputs, PolicyLoss
 from skyrl.algorithms.masked import whiten
-from skyrl.algorithms.normalization import normalize
 from skyrl.algorithms.off_policy import OffPolicyCorrection, correct
+from skyrl.algorithms.rewards import normalize
 from skyrl.algorithms.rollout_losses import DecoupledLoss, DPPOLoss, ImportanceSamplingLoss, RolloutISLoss
 from skyrl.batch import TrainingBatch
 from skyrl.config.settings.algorithm import LossReduction

@@ -143,7 +143,7 @@ class TrainingBatch:
 
     interpolation: Tensor | None = None
     """(B, L) float32: share of the current policy in log pi_old; `old_logprobs` is then the engine's part, see
-    `skyrl.algorithms.interpolation`. None: `old_logprobs` is log pi_old itself."""
+    `skyrl.algorithms.off_policy`. None: `old_logprobs` is log pi_old itself."""
 
     ref_logprobs: Tensor | None = None
     """(B, L) float32: log-probabilities under the reference model."""

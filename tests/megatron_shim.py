@@ -20,8 +20,13 @@ from torch.overrides import TorchFunctionMode
 
 from skyrl.config.settings.strategies import STRATEGIES
 from skyrl.learners.ranks import Ranks
-from skyrl.learners.workers.preference_roles import PairReferenceWorker, PreferenceWorker
-from skyrl.learners.workers.roles import PolicyWorker, RewardModelWorker, SFTWorker
+from skyrl.learners.workers.roles import (
+    PairReferenceWorker,
+    PolicyWorker,
+    PreferenceWorker,
+    RewardModelWorker,
+    SFTWorker,
+)
 
 ON_ANY_DEVICE = evolve(STRATEGIES["megatron"], devices=("cuda", "cpu"))
 """Facts about Megatron with the devices that it computes on with this shim: a test puts them into `STRATEGIES`."""

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
-from torch.distributed.tensor import DTensor
 
 from skyrl.algorithms.linear_logprobs import VocabularyPart, add_product, cache_blocks, scores_of, token_chunks
 from skyrl.algorithms.shapes import expect_same_shape
@@ -41,8 +40,7 @@ def linear_divergence(
     ValueError unless there is one teacher state for each state of the student.
     """
     expect_same_shape(hidden=hidden[:, 0], teacher_hidden=teacher_hidden[:, 0])
-    part = VocabularyPart.of(weight) if isinstance(weight, DTensor) else VocabularyPart()
-    own = weight.to_local() if isinstance(weight, DTensor) else weight
+    own, part = VocabularyPart.split(weight)
     shared = min(len(weight), len(teacher_weight))
     teacher_rows = teacher_weight[part.first : min(part.first + len(own), shared)]
     apply: Any = _LinearDivergence.apply

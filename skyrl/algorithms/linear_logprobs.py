@@ -22,8 +22,15 @@ from attrs import frozen
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from skyrl.algorithms.compiled import change_of_scores, compiled, logprobs_alone, logprobs_and_entropy, statistics
-from skyrl.algorithms.logprobs import entropy, token_logprobs
+from skyrl.algorithms.logprobs import (
+    change_of_scores,
+    compiled,
+    entropy,
+    logprobs_alone,
+    logprobs_and_entropy,
+    statistics,
+    token_logprobs,
+)
 from skyrl.algorithms.shapes import expect_same_shape
 
 PLAIN_UP_TO = 2**26
@@ -82,30 +89,26 @@ def linear_logprobs(
     arXiv:1909.08053).
     """
     expect_same_shape(hidden=hidden[:, 0], targets=targets)
-    part = VocabularyPart.of(weight) if isinstance(weight, DTensor) else None
-    if part is None and has_kernels(hidden.device):
+    own, part = VocabularyPart.split(weight)
+    if part.group is None and has_kernels(hidden.device):
         fused: Any = _FusedLogprobs.apply
         logprobs, spread = fused(hidden, weight, targets, temperature, entropy_gradient)
-        if not with_entropy:
-            return logprobs, None
-        return logprobs, spread if entropy_gradient else spread.detach()
-    if part or not _fits_plainly(hidden.shape[0] * weight.shape[0], hidden.device):
+    elif part.group is not None or not _fits_plainly(len(hidden) * len(weight), hidden.device):
         apply: Any = _LinearLogprobs.apply
-        own = weight.to_local() if isinstance(weight, DTensor) else weight
-        part, logprobs_alone = part or VocabularyPart(), not (with_entropy and entropy_gradient)
-        logprobs, spread = apply(hidden, own, targets, temperature, with_entropy, part, compile_it, logprobs_alone)
-        if not with_entropy:
-            return logprobs, None
-        return logprobs, spread if entropy_gradient else spread.detach()
-    logits = torch.nn.functional.linear(hidden, weight)
-    return logprobs_of_logits(
-        logits,
-        targets,
-        temperature=temperature,
-        with_entropy=with_entropy,
-        entropy_gradient=entropy_gradient,
-        compile_it=compile_it,
-    )
+        alone = not (with_entropy and entropy_gradient)
+        logprobs, spread = apply(hidden, own, targets, temperature, with_entropy, part, compile_it, alone)
+    else:
+        return logprobs_of_logits(
+            torch.nn.functional.linear(hidden, weight),
+            targets,
+            temperature=temperature,
+            with_entropy=with_entropy,
+            entropy_gradient=entropy_gradient,
+            compile_it=compile_it,
+        )
+    if not with_entropy:
+        return logprobs, None
+    return logprobs, spread if entropy_gradient else spread.detach()
 
 
 def logprobs_of_logits(
@@ -135,8 +138,7 @@ def collision_entropy(hidden: Tensor, weight: Tensor, *, temperature: float) -> 
     """-log sum_v p_v^2 of each distribution p = softmax(hidden weight^T / temperature), (N,) float32 in nats, without
     gradient: Renyi's entropy of order 2. Shapes and ranks are those of `linear_logprobs`.
     """
-    part = VocabularyPart.of(weight) if isinstance(weight, DTensor) else VocabularyPart()
-    own = weight.to_local() if isinstance(weight, DTensor) else weight
+    own, part = VocabularyPart.split(weight)
     entropies = torch.empty(len(hidden), device=hidden.device)
     for rows in token_chunks(hidden, part.largest or len(weight)):
         entropies[rows] = _collision_entropy(scores_of(hidden[rows], own, temperature), part)
@@ -219,7 +221,10 @@ class _FusedLogprobs(torch.autograd.Function):
                 for_hidden[rows] = change @ weight
             if ctx.needs_input_grad[1]:
                 product = change.T @ hidden[rows]
-                for_weight = product if len(ctx.chunks) == 1 else _sum(for_weight, product)
+                if for_weight is None:
+                    for_weight = product if len(ctx.chunks) == 1 else product.float()  # chunks are summed in float32
+                else:
+                    for_weight.add_(product)
             del change
         return for_hidden, None if for_weight is None else for_weight.to(weight.dtype), *[None] * 3
 
@@ -242,11 +247,6 @@ def kept_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return PLAIN_UP_TO
     return torch.cuda.get_device_properties(device).total_memory // KEPT_SHARE_OF_A_GPU
-
-
-def _sum(total: Tensor | None, product: Tensor) -> Tensor:
-    """The sum in float32."""
-    return product.float() if total is None else total.add_(product)
 
 
 @frozen(kw_only=True, eq=False)

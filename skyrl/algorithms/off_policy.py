@@ -4,6 +4,9 @@ All use rho = pi_old / pi_rollout, token by token, without gradient. They run in
 previous ones kept: outlier sequences, tokens out of bounds, truncated importance sampling, sequences out of bounds.
 Tokens that are left out still count in the denominator of the loss. Shapes: log-probabilities (B, L) in nats, masks
 (B, L) bool, weights (B, L) or (B, 1).
+
+`interpolated_logprobs` takes the place of a forward pass for old log-probabilities, between a token's sampling policy
+and the current one.
 """
 
 from __future__ import annotations
@@ -88,14 +91,28 @@ def correct(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, correc
     numbers = {"is_ratio": ratio[mask]}
     left = mask
     if correction.outlier_token:
-        left = left & ~_outliers(ratio, left, correction.outlier_token, numbers)
+        outlier = correction.outlier_token
+        over, under = ((side(ratio) & left).any(1) for side in (outlier.over, outlier.under))
+        numbers |= _shares("outlier_seq", over, under, left.any(1))
+        left = left & ~(over | under).unsqueeze(1)
     if correction.token_mask:
         outside = correction.token_mask.over(ratio) | correction.token_mask.under(ratio)
         numbers["token_mask_ratio"] = outside[left]
         left = left & ~outside
-    weights = _truncated(ratio, log_ratio, left, correction, numbers)
+    weights = torch.ones_like(ratio)
+    if correction.tis == "token":
+        numbers["tis_token_clip_high_ratio"] = (ratio > correction.tis_cap)[left]
+        weights = ratio.clamp(max=correction.tis_cap)
+    elif correction.tis == "sequence":
+        ratios = sequence_ratios(log_ratio, left, "product")
+        numbers["tis_seq_clip_high_ratio"] = (ratios > correction.tis_cap).squeeze(1)[left.any(1)]
+        weights = ratios.clamp(max=correction.tis_cap).expand_as(left)
     if correction.sequence_metric:
-        left = left & ~_sequences_out_of_bounds(log_ratio, left, correction, numbers)
+        ratios = sequence_ratios(log_ratio, left, correction.sequence_metric).squeeze(1)
+        over, under = correction.sequence_mask.over(ratios), correction.sequence_mask.under(ratios)
+        name = {"geometric": "geo", "product": "product"}[correction.sequence_metric]
+        numbers |= _shares(f"{name}_sequence_mask", over, under, left.any(1))
+        left = left & ~(over | under).unsqueeze(1)
     return Corrected(mask=left, weights=weights, numbers=numbers)
 
 
@@ -106,38 +123,26 @@ def sequence_ratios(log_ratio: Tensor, mask: Tensor, metric: Literal["geometric"
     return torch.exp(total.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)).unsqueeze(1)
 
 
-def _outliers(ratio: Tensor, mask: Tensor, bounds: Bounds, numbers: dict[str, Tensor]) -> Tensor:
-    over, under = ((side(ratio) & mask).any(1) for side in (bounds.over, bounds.under))
-    numbers |= _shares("outlier_seq", over, under, mask.any(1))
-    return (over | under).unsqueeze(1)
-
-
-def _truncated(
-    ratio: Tensor, log_ratio: Tensor, mask: Tensor, correction: OffPolicyCorrection, numbers: dict[str, Tensor]
-) -> Tensor:
-    match correction.tis:
-        case None:
-            return torch.ones_like(ratio)
-        case "token":
-            numbers["tis_token_clip_high_ratio"] = (ratio > correction.tis_cap)[mask]
-        case "sequence":
-            ratio = sequence_ratios(log_ratio, mask, "product")
-            numbers["tis_seq_clip_high_ratio"] = (ratio > correction.tis_cap).squeeze(1)[mask.any(1)]
-    return ratio.clamp(max=correction.tis_cap).expand_as(mask)
-
-
-def _sequences_out_of_bounds(
-    log_ratio: Tensor, mask: Tensor, correction: OffPolicyCorrection, numbers: dict[str, Tensor]
-) -> Tensor:
-    assert correction.sequence_metric is not None
-    ratios = sequence_ratios(log_ratio, mask, correction.sequence_metric).squeeze(1)
-    over, under = correction.sequence_mask.over(ratios), correction.sequence_mask.under(ratios)
-    name = {"geometric": "geo", "product": "product"}[correction.sequence_metric]
-    numbers |= _shares(f"{name}_sequence_mask", over, under, mask.any(1))
-    return (over | under).unsqueeze(1)
-
-
 def _shares(name: str, over: Tensor, under: Tensor, real: Tensor) -> dict[str, Tensor]:
     """One number for each sequence that has a token."""
     result = {"masked": over | under, "over_high": over, "under_low": under}
     return {f"{name}_{kind}_ratio": flags[real] for kind, flags in result.items()}
+
+
+def interpolation_weight(versions_behind: Tensor) -> Tensor:
+    """Share a of the current policy in the interpolation: 1 - 1/s after s weight updates since the token was drawn, 0
+    after none. Shapes: (B, L) updates -> (B, L) float32 in [0, 1).
+
+    AReaL's `prox_logp_method = loglinear`: a = (v - 1 - b) / (v - b), where v is the version of the weights that learn
+    from the batch and b the version that drew the token, so that the old policy is one version behind v.
+    """
+    behind = versions_behind.float()
+    return torch.where(behind > 0, 1 - 1 / behind.clamp(min=1), 0.0)
+
+
+def interpolated_logprobs(drawn: Tensor, current: Tensor, weight: Tensor) -> Tensor:
+    """log pi_drawn + a (log pi - log pi_drawn): linear in log-probabilities, a geometric mean of probabilities.
+
+    Shapes: all inputs and the result (B, L); log-probabilities in nats, `weight` as `interpolation_weight` gives it.
+    """
+    return drawn + weight * (current - drawn)

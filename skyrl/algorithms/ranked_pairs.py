@@ -34,10 +34,6 @@ class OnlineDPOLoss:
         """(B, L): the part of each token, whose sum has the gradient of the loss."""
         return -inputs.advantages * inputs.logprobs
 
-    def pair_losses(self, pairs: Pairs) -> Tensor:
-        """(P,): the loss of each pair, in nats."""
-        return PAIR_LOSSES[self.loss_type](pairs, PairSettings(beta=self.beta))
-
     def derivative(self, answers: Answers, pairs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """(N,): derivative of the mean loss of `pairs` (P, 2), rows of chosen and rejected answer, by the
         log-probability of each answer; and numbers (P,) of each pair by name.
@@ -45,7 +41,7 @@ class OnlineDPOLoss:
         with torch.enable_grad():
             leaf = answers.logprobs.detach().requires_grad_()
             compared = attrs.evolve(answers, logprobs=leaf).paired(pairs)
-            losses = self.pair_losses(compared)
+            losses = PAIR_LOSSES[self.loss_type](compared, PairSettings(beta=self.beta))
             [derivative] = torch.autograd.grad(losses.mean(), leaf)
         chosen, rejected = (self.beta * ratio.detach() for ratio in (compared.a, compared.b))
         return derivative, {

@@ -2,7 +2,8 @@
 
 A state is one in which the policy drew a token, so the recursions go from selected token to selected token and skip
 what the environment or the template put between them: discounts count the policy's own tokens, a later turn's reward
-reaches the turns before it, and a critic is never asked about a token that the policy did not choose.
+reaches the turns before it, and a critic is never asked about a token that the policy did not choose. A teacher gives
+credit at every token, by how much more probable it finds the token that the student sampled.
 """
 
 from __future__ import annotations
@@ -55,3 +56,18 @@ def generalized_advantages(
         advantages[:, column] = torch.where(selected, advantage, 0.0)
         returns[:, column] = torch.where(selected, advantage + value, 0.0)
     return advantages, returns
+
+
+def teacher_advantages(logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor, *, discount: float) -> Tensor:
+    """A_t = sum over s >= t of discount^(s - t) (log nu_s - log pi_s), over the selected tokens of the row from t on;
+    0 elsewhere. Under the policy gradient these advantages minimize the reverse KL(pi || nu) on the student's own
+    samples.
+
+    MiniLLM, arXiv:2306.08543, section 2.2, is `discount` 1; 0 is the KL of each next token alone (on-policy
+    distillation, thinkingmachines.ai/blog/on-policy-distillation). Shapes: `logprobs` (B, L) of the policy that
+    sampled, `teacher_logprobs` (B, L), `mask` (B, L) bool, the result (B, L). Raises ValueError for shapes that differ
+    and for log-probabilities of selected tokens that are not finite.
+    """
+    expect_same_shape(logprobs=logprobs, teacher_logprobs=teacher_logprobs, mask=mask)
+    gains = torch.where(mask, teacher_logprobs - logprobs, 0.0)
+    return discounted_returns(gains, mask, gamma=discount)

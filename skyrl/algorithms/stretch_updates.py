@@ -8,11 +8,14 @@ added to tensors that the caller gives; they do not go through autograd, which w
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from attrs import evolve, frozen
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 
@@ -50,7 +53,7 @@ class StretchUpdate:
         if for_x is not None:
             add_product(for_x[self.start : self.stop], back, self.a, self.scale)
 
-    def within(self, rows: range) -> StretchUpdate | None:
+    def within(self, rows: slice) -> StretchUpdate | None:
         """The part of the update on these rows of the input, counted from the first of them; None if there is none."""
         start, stop = max(self.start, rows.start), min(self.stop, rows.stop)
         return evolve(self, start=start - rows.start, stop=stop - rows.start) if start < stop else None
@@ -71,6 +74,21 @@ def with_updates(x: Tensor, output: Tensor, updates: tuple[StretchUpdate, ...]) 
     apply: Any = _Updates.apply
     result: Tensor = apply(x, output, gradient_anchor(), updates)
     return result
+
+
+@contextmanager
+def updated(layers: Mapping[str, nn.Linear], updates: Mapping[str, Sequence[StretchUpdate]]) -> Iterator[None]:
+    """A block in which layers, by name, add these updates to their output. A backward pass that computes layers again
+    must be in the block, too.
+    """
+    with ExitStack() as block:
+        for name, update in updates.items():
+            block.enter_context(layers[name].register_forward_hook(partial(_added, tuple(update))))
+        yield
+
+
+def _added(updates: tuple[StretchUpdate, ...], layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    return with_updates(inputs[0], output, updates)
 
 
 def gradient_anchor() -> Tensor | None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from skyrl.algorithms.linear_logprobs import VocabularyPart, kept_bytes, logits_at_a_time, scores_of, token_chunks
+from skyrl.algorithms.linear_logprobs import VocabularyPart, kept_bytes, scores_of, token_chunks
 from skyrl.algorithms.stretch_updates import StretchUpdate, UpdateContext, add_product, gradient_anchor
 
 
@@ -78,7 +78,7 @@ def _norms(scores: Tensor, part: VocabularyPart) -> Tensor:
 class _Context(UpdateContext):
     temperature: float
     part: VocabularyPart
-    chunks: list[range]
+    chunks: list[slice]
     cached_scores: Tensor | None
     """All logits, if they are few."""
 
@@ -102,13 +102,13 @@ class _TargetLogprobs(torch.autograd.Function):
         learns = anchor is not None
         tokens = part.largest or len(weight)
         kept = learns and len(hidden) * tokens * 4 <= kept_bytes(hidden.device)
-        ctx.chunks = [range(len(hidden))] if kept else _chunks(len(hidden), tokens, hidden.device)
+        ctx.chunks = [slice(0, len(hidden))] if kept else token_chunks(hidden, tokens)
         ctx.cached_scores = None
         for rows in ctx.chunks:
             scores, _ = _scores(hidden, weight, updates, rows, temperature)
-            norms[rows.start : rows.stop] = _norms(scores, part)
-            target_scores = part.reduce(part.chosen(scores, targets[rows.start : rows.stop]))
-            result[rows.start : rows.stop] = target_scores - norms[rows.start : rows.stop]
+            norms[rows] = _norms(scores, part)
+            target_scores = part.reduce(part.chosen(scores, targets[rows]))
+            result[rows] = target_scores - norms[rows]
             ctx.cached_scores = scores if kept else None
         ctx.save_for_backward(hidden, weight, targets, norms)
         ctx.updates, ctx.temperature, ctx.part = updates, temperature, part
@@ -121,20 +121,19 @@ class _TargetLogprobs(torch.autograd.Function):
         for_hidden = torch.empty_like(hidden)
         for_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for rows in ctx.chunks:
-            chunk = slice(rows.start, rows.stop)
-            factors = of_logprobs[chunk]
+            factors = of_logprobs[rows]
             scores, inner = _scores(hidden, weight, ctx.updates, rows, ctx.temperature, ctx.cached_scores)
-            change = scores.sub_(norms[chunk]).exp_().mul_(-factors.sum(-1, keepdim=True))
-            ctx.part.add_at(change, targets[chunk], factors)
+            change = scores.sub_(norms[rows]).exp_().mul_(-factors.sum(-1, keepdim=True))
+            ctx.part.add_at(change, targets[rows], factors)
             if ctx.temperature != 1.0:
                 change.div_(ctx.temperature)
             errors = change.to(hidden.dtype)
-            for_rows = for_hidden[chunk]
+            for_rows = for_hidden[rows]
             torch.mm(errors, weight, out=for_rows)
             if for_weight is not None:
-                add_product(for_weight, errors.T, hidden[chunk], 1.0)
+                add_product(for_weight, errors.T, hidden[rows], 1.0)
             for update, product in inner:
-                update.add_gradients(errors, hidden[chunk], product, for_rows)
+                update.add_gradients(errors, hidden[rows], product, for_rows)
         ctx.cached_scores = None
         ctx.part.reduce(for_hidden)
         of_weight = None if for_weight is None else for_weight.to(weight.dtype)
@@ -145,21 +144,15 @@ def _scores(
     hidden: Tensor,
     weight: Tensor,
     updates: Sequence[StretchUpdate],
-    rows: range,
+    rows: slice,
     temperature: float,
     kept: Tensor | None = None,
 ) -> tuple[Tensor, list[tuple[StretchUpdate, Tensor]]]:
     """(C, V) float32 logits of these rows, and the updates in them with x A^T; `kept` are the logits, if kept."""
-    own = hidden[rows.start : rows.stop]
+    own = hidden[rows]
     inside = [element for element in (update.within(rows) for update in updates) if element is not None]
     if kept is not None:
         return kept, [(entry, own[entry.start : entry.stop] @ entry.a.T) for entry in inside]
     scores = (own @ weight.T).float()
     added = [(item, item.add(scores, own)) for item in inside]
     return scores if temperature == 1.0 else scores.div_(temperature), added
-
-
-def _chunks(positions: int, tokens: int, device: torch.device) -> list[range]:
-    """Positions that are computed together, for a vocabulary of `tokens`."""
-    size = max(logits_at_a_time(device) // tokens, 1)
-    return [range(start, min(start + size, positions)) for start in range(0, positions, size)]

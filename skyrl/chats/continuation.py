@@ -12,9 +12,9 @@ from typing import Any
 
 from attrs import evolve
 
-from skyrl.chats.ends import ANSWER, ANSWERED, ASKED, TurnEnds
-from skyrl.chats.rendering import Message, Template
-from skyrl.chats.text import text_tokens
+from skyrl.chats.rendering import Template
+from skyrl.chats.spans import ANSWER, ANSWERED, ASKED, TurnEnds
+from skyrl.chats.text import Message, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import DataError
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from skyrl.chats.masks import ChatMasks
+from skyrl.chats.masks import ChatMasks, marked_text
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.chats.view import marked_text
 from skyrl.errors import DataError
 
 
@@ -60,19 +59,17 @@ SEVERAL_ANSWERS = ("multi-turn", "tool result")
 """Forms that are shown twice: with all answers learned, and with only the last one."""
 
 
-def forms_page(tokenizer: ChatTokenizer, arguments: Mapping[str, Any] | None = None) -> str:
-    """All forms as text, one after the other, each under its name."""
-    forms = shown_forms(tokenizer, arguments)
-    return "\n".join(f"===== {name}\n{text.rstrip()}\n" for name, text in forms)
-
-
-def shown_forms(tokenizer: ChatTokenizer, arguments: Mapping[str, Any] | None = None) -> Iterator[tuple[str, str]]:
-    """The name of each form, and its text with the learned parts marked, or the reason why the template is refused."""
-    every, last = (ChatMasks(tokenizer, all_messages=all_of_it, arguments=arguments) for all_of_it in (True, False))
+def forms_page(tokenizer: ChatTokenizer) -> str:
+    """All forms, one after the other: the name of each, and its text with the learned parts marked, or the reason why
+    the template is refused.
+    """
+    every, last = (ChatMasks(tokenizer, all_messages=all_of_it) for all_of_it in (True, False))
+    shown = {}
     for name, (chat, tools) in FORMS.items():
-        yield name, _marked_or_refused(tokenizer, every, chat, tools)
+        shown[name] = _marked_or_refused(tokenizer, every, chat, tools)
         if name in SEVERAL_ANSWERS:
-            yield f"{name}, last answer alone", _marked_or_refused(tokenizer, last, chat, tools)
+            shown[f"{name}, last answer alone"] = _marked_or_refused(tokenizer, last, chat, tools)
+    return "\n".join(f"===== {name}\n{text.rstrip()}\n" for name, text in shown.items())
 
 
 def _marked_or_refused(

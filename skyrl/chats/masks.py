@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skyrl.chats.contents import DroppedPart, dropped, dropped_tools, is_empty
-from skyrl.chats.ends import TurnEnds
-from skyrl.chats.spans import ChatLayout, Layouts
+from skyrl.chats.spans import ChatLayout, Layouts, TurnEnds
 from skyrl.chats.spellings import FullestSpelling, Spelling
 from skyrl.chats.text import CONTEXT, Message, continued_tokens, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
@@ -28,6 +28,8 @@ Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Weights = NDArray[np.float32]
 
+OPEN, CLOSE = "⟦", "⟧"
+"""Marks around learned text."""
 
 LARGEST_WEIGHT = 1e6
 """Largest weight of a message, and the inverse of the smallest: within these bounds float32 sums their shares without
@@ -70,9 +72,16 @@ class ChatMasks:
         weights = message_weights(messages, all_messages=self._all)
         learned = tuple(weights)
         chat = [{key: value for key, value in item.items() if key != "weight"} for item in messages[: learned[-1] + 1]]
+        tool_argument = {"tools": [dict(tool) for tool in tools]} if tools else {}
+
+        def write(spelling: Spelling) -> ChatLayout:
+            arguments, as_given = {**self._arguments, **tool_argument}, spelling.thoughts == "given"
+            layouts = Layouts(self._tokenizer, self._ends, arguments, continues_thoughts=as_given)
+            return layouts.layout(spelling.spell(chat), learned)
+
         layout = self._fullest(
             chat,
-            lambda spelling: self._layouts(tools, spelling).layout(spelling.spell(chat), learned),
+            write,
             missing=lambda layout: _missing(chat, tools, layout),
             text_of=lambda layout: layout.text,
             allow_dropped=allow_dropped,
@@ -87,11 +96,6 @@ class ChatMasks:
         end = self._ends.end or self._tokenizer.eos_token
         token = self._ends.added.trailing(end)
         return end, text_tokens(self._tokenizer, token)[-1] if token else None
-
-    def _layouts(self, tools: Sequence[Any] | None, spelling: Spelling) -> Layouts:
-        extra_arguments = {"tools": [dict(tool) for tool in tools]} if tools else {}
-        as_given = spelling.thoughts == "given"
-        return Layouts(self._tokenizer, self._ends, {**self._arguments, **extra_arguments}, continues_thoughts=as_given)
 
     @cached_property
     def _ends(self) -> TurnEnds:
@@ -141,3 +145,15 @@ def _missing(messages: Sequence[Message], tools: Sequence[Any] | None, layout: C
     for index, message in enumerate(messages):
         yield from dropped(message, learned.get(index, layout.text), thoughts=index in learned)
     yield from dropped_tools(tools or (), layout.text)
+
+
+def marked_text(tokenizer: ChatTokenizer, ids: Ids, weights: Mask | Weights) -> str:
+    """The text of a row, special tokens included, with learned parts between ⟦ and ⟧, followed by their weight in the
+    loss if it is not 1: `⟦Four.⟧*0.5`.
+    """
+    pieces = []
+    for weight, group in groupby(zip(ids.tolist(), weights.tolist(), strict=True), key=lambda pair: pair[1]):
+        text = tokenizer.decode([token for token, _ in group], clean_up_tokenization_spaces=False)
+        factor = "" if weight == 1 else f"*{weight:.4g}"
+        pieces.append(f"{OPEN}{text}{CLOSE}{factor}" if weight else text)
+    return "".join(pieces)

@@ -11,15 +11,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import evolve, field, frozen
+from attrs import Factory, evolve, field, frozen
 
 from skyrl.chats.contents import DroppedPart, dropped, dropped_tools, holds, short
 from skyrl.chats.spellings import FullestSpelling, Spelling
-from skyrl.chats.text import CONTEXT, chat_text, chat_texts, continued_tokens, placeholder, text_tokens
+from skyrl.chats.text import CONTEXT, Message, chat_text, chat_texts, continued_tokens, placeholder, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import DataError
-
-Message = Mapping[str, Any]
 
 _MARK = placeholder("text") + "-{}-"
 """Placeholder of a spelled special token, by its index, while the template renders the conversation."""
@@ -54,7 +52,7 @@ class Spelled:
     def _marked(self, value: object) -> object:
         match value:
             case str():
-                return self.pattern.sub(self._mark, value)
+                return self.pattern.sub(lambda match: _MARK.format(self.texts.index(match[0])), value)
             case Mapping():
                 return {name: self._marked(entry) for name, entry in value.items()}
             case list() | tuple():
@@ -75,9 +73,6 @@ class Spelled:
         """Tokens of a text that follows another one, without recognising special tokens."""
         return tuple(continued_tokens(self.tokenizer, before, text, split_special_tokens=True))
 
-    def _mark(self, match: re.Match[str]) -> str:
-        return _MARK.format(self.texts.index(match[0]))
-
 
 @frozen(kw_only=True)
 class Template:
@@ -90,15 +85,11 @@ class Template:
     tools: Sequence[Mapping[str, Any]] = ()
     """Tools of the environment, which the template shows."""
 
-    spelled: Spelled = field(repr=False)
+    spelled: Spelled = field(repr=False, default=Factory(lambda self: Spelled.for_tokenizer(self.tokenizer), True))
 
     _fullest: FullestSpelling[str] = field(factory=FullestSpelling, repr=False, eq=False)
     _forms: dict[object, tuple[Sequence[int], bool]] = field(factory=dict, repr=False, eq=False)
     """Parts that the template passes over, by the form of a conversation; see `_passed_over`."""
-
-    @spelled.default
-    def _default_spelled(self) -> Spelled:
-        return Spelled.for_tokenizer(self.tokenizer)
 
     def text(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
         """A conversation as rendered by the template, with or without the generation prompt. Raises `DataError`."""

@@ -1,4 +1,8 @@
-"""Finds answers in the text of a conversation that a chat template has rendered.
+"""Finds answers, and where their turns end, in the text of a conversation that a chat template has rendered.
+
+The text with which a template ends a turn is found without regard to which tokens are special. The template renders a
+short conversation twice, once ending with an answer and once with a question after it: the text that follows the answer
+both times ends a turn.
 
 The last answer follows the text of the conversation before it, generation prompt included. An earlier answer is located
 in a short window of the conversation, which begins with the answer before it, and the text of the window must match the
@@ -8,15 +12,106 @@ windows differently, the whole conversation up to the answer is rendered instead
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
 
 from skyrl.chats.contents import split_thoughts
-from skyrl.chats.ends import ANSWER, TurnEnds
-from skyrl.chats.text import Message, chat_text
+from skyrl.chats.text import Message, chat_text, placeholder
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import DataError
+
+ANSWER = placeholder("answer")
+"""Placeholder for an answer, used to see what a template writes around it."""
+
+ASKED: Message = {"role": "user", "content": "?"}
+ANSWERED: Message = {"role": "assistant", "content": ANSWER}
+
+
+@frozen
+class AddedTokens:
+    """Tokens that were added to a tokenizer's vocabulary, special or not."""
+
+    pattern: re.Pattern[str]
+    special: tuple[str, ...]
+
+    @classmethod
+    def of(cls, tokenizer: ChatTokenizer) -> AddedTokens:
+        """The added tokens of a tokenizer; the pattern tries longer ones first."""
+        added = list(getattr(tokenizer, "added_tokens_decoder", {}).values())
+        texts = {str(token) for token in added} | set(tokenizer.all_special_tokens)
+        special = {str(token) for token in added if token.special} | set(tokenizer.all_special_tokens)
+        ordered = sorted(filter(str.strip, texts), key=lambda text: (-len(text), text))
+        pattern = re.compile("(" + "|".join(map(re.escape, ordered)) + ")" if ordered else r"((?!))")
+        return cls(pattern, tuple(sorted(filter(str.strip, special))))
+
+    def common(self, one: str, other: str) -> str:
+        """Common prefix of two texts, in units of whole added tokens and the whole texts between them."""
+        alike = []
+        for left, right in zip(self.pattern.split(one), self.pattern.split(other), strict=False):
+            if left != right:
+                break
+            alike.append(left)
+        return "".join(alike)
+
+    def leading(self, text: str) -> str:
+        """The added token that the text begins with, or nothing."""
+        match = self.pattern.match(text)
+        return match[0] if match else ""
+
+    def trailing(self, text: str) -> str:
+        """The added token that the text ends with, or nothing."""
+        pieces = [piece for piece in self.pattern.split(text) if piece]
+        return pieces[-1] if pieces and self.pattern.fullmatch(pieces[-1]) else ""
+
+
+@frozen
+class TurnEnds:
+    """The text with which a template ends an assistant's turn."""
+
+    tail: str
+    """Text after the last answer of a conversation."""
+
+    end: str
+    """The part of `tail` that ends the turn, without trailing white space; empty if nothing does."""
+
+    foreign: str
+    """The rest of `tail`, which belongs to the whole conversation, such as an end-of-text token."""
+
+    question: str
+    """The added token that a question begins with after an answer, which ends the answer's turn if nothing else does;
+    empty if there is none."""
+
+    added: AddedTokens
+
+    @classmethod
+    def of(cls, tokenizer: ChatTokenizer, arguments: Mapping[str, Any]) -> TurnEnds:
+        """Find the turn ends of a tokenizer's template. Raises `DataError` if the template does not show an answer."""
+        added = AddedTokens.of(tokenizer)
+        written = chat_text(tokenizer, [ASKED, ANSWERED], generation_prompt=False, **arguments)
+        _, separator, tail = written.partition(ANSWER)
+        if not separator:
+            raise DataError("the chat template does not show where an answer is: use another template")
+        try:
+            longer = chat_text(tokenizer, [ASKED, ANSWERED, ASKED], generation_prompt=False, **arguments).partition(
+                ANSWER
+            )[2]
+        except DataError:  # it supports only one turn
+            longer = tail
+        common = tail if longer.startswith(tail.rstrip()) else added.common(tail, longer)
+        if not common.strip():  # the last turn ends differently from earlier ones
+            common = tail
+        return cls(tail, common.rstrip(), tail.removeprefix(common), added.leading(longer), added)
+
+    def end_of_turn(self, text: str) -> tuple[int, bool]:
+        """Position of the end of the last assistant turn in a text, and whether the template ends it."""
+        stripped = text.removesuffix(self.foreign).rstrip()
+        if self.end and stripped.endswith((self.end, *self.added.special)):
+            return len(stripped), True
+        return len(text.removesuffix(self.tail)), False
+
 
 HEADS = ("system", "developer")
 """Roles of the messages that a window keeps from the beginning of a conversation."""
@@ -120,19 +215,15 @@ class Layouts:
         elif self.continues_thoughts and opening.rstrip().endswith(OPENED) and _has_thoughts(messages[-1]):
             full_text, start = opening + _behind_an_opened_thought(messages[-1]) + self.ends.tail, len(opening)
         else:
-            start = self._content_start(messages, full_text)
+            marked = [*messages[:-1], {**messages[-1], "content": ANSWER}]
+            before, separator, _ = self.text(marked).partition(ANSWER)
+            if not separator or not full_text.startswith(before):
+                raise _hidden(len(messages) - 1)
+            start = len(before)
         stop, ended = self.ends.end_of_turn(full_text)
         if stop < start:
             raise _hidden(len(messages) - 1)
         return _AnswerTurn(full_text, start, stop, ended, full_text.startswith(opening))
-
-    def _content_start(self, messages: Sequence[Message], full_text: str) -> int:
-        """Position at which the content of the last message begins."""
-        marked = [*messages[:-1], {**messages[-1], "content": ANSWER}]
-        before, separator, _ = self.text(marked).partition(ANSWER)
-        if not separator or not full_text.startswith(before):
-            raise _hidden(len(messages) - 1)
-        return len(before)
 
     def _locate_answer(
         self, messages: Sequence[Message], index: int, before: int, at: int, full_text: str

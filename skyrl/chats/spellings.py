@@ -123,10 +123,9 @@ class FullestSpelling(Generic[T]):
             except DataError as error:
                 refusals.append(error)
                 continue
-            parts = list(missing(rendering))
-            lacks = (
-                "content" if parts else "earlier thoughts" if _lacks_thoughts(chat, text_of(rendering)) else "nothing"
-            )
+            parts, text = list(missing(rendering)), text_of(rendering)
+            has_thoughts = all(holds(text, split_thoughts(message)[0]) for message in chat)
+            lacks = "content" if parts else "nothing" if has_thoughts else "earlier thoughts"
             candidates.setdefault(lacks, (rendering, spelling))
             if parts:
                 left_out = left_out or leaves_out(parts)
@@ -139,12 +138,7 @@ class FullestSpelling(Generic[T]):
         raise left_out or refusals[0]
 
 
-def _lacks_thoughts(messages: Sequence[Message], text: str) -> bool:
-    """Whether thoughts of any message are missing in the text."""
-    return any(not holds(text, split_thoughts(message)[0]) for message in messages)
-
-
-def _parsed(text: str) -> Any:
+def _parsed(text: str) -> object:
     """The text parsed as JSON, or the text itself if it is not JSON."""
     try:
         result = json.loads(text)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -20,19 +21,14 @@ def chat_text(
     """The text of a conversation, with or without the generation prompt. Raises `DataError` for any exception of the
     template, and `TemplateTimeoutError` if it does not finish.
     """
-    try:
-        with bounded(template_name(tokenizer)):
-            text: str = tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                add_generation_prompt=generation_prompt,
-                tokenize=False,
-                **arguments,
-            )
-    except TemplateTimeoutError:
-        raise
-    except Exception as error:  # a template is a program of the model's author: it may raise anything
-        roles = ", ".join(str(message.get("role")) for message in messages)
-        raise DataError(f"the chat template refuses a conversation of {roles}: {error}") from error
+    roles = ", ".join(str(message.get("role")) for message in messages)
+    with _template_of(tokenizer, f"a conversation of {roles}"):
+        text: str = tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            add_generation_prompt=generation_prompt,
+            tokenize=False,
+            **arguments,
+        )
     return text
 
 
@@ -40,16 +36,23 @@ def chat_texts(tokenizer: ChatTokenizer, chats: Sequence[Sequence[Message]], **a
     """The texts of conversations with the generation prompt, rendered in one call. Raises as `chat_text` does."""
     if not chats:
         return []
+    with _template_of(tokenizer, f"one of {len(chats)} conversations", len(chats)):
+        texts: list[str] = tokenizer.apply_chat_template(
+            [list(messages) for messages in chats], add_generation_prompt=True, tokenize=False, **arguments
+        )
+    return texts
+
+
+@contextmanager
+def _template_of(tokenizer: ChatTokenizer, rendered: str, chats: int = 1) -> Iterator[None]:
+    """A block that runs the tokenizer's template, within its time, and whose exceptions name what is `rendered`."""
     try:
-        with bounded(template_name(tokenizer), len(chats)):
-            texts: list[str] = tokenizer.apply_chat_template(
-                [list(messages) for messages in chats], add_generation_prompt=True, tokenize=False, **arguments
-            )
+        with bounded(template_name(tokenizer), chats):
+            yield
     except TemplateTimeoutError:
         raise
-    except Exception as error:  # as above
-        raise DataError(f"the chat template refuses one of {len(chats)} conversations: {error}") from error
-    return texts
+    except Exception as error:  # a template is a program of the model's author: it may raise anything
+        raise DataError(f"the chat template refuses {rendered}: {error}") from error
 
 
 def placeholder(name: str) -> str:

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 from attrs import field, frozen
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
-THOUGHT, THOUGHT_ENDS = "<think>", "</think>"
 
 
 @frozen(kw_only=True)
@@ -36,15 +35,10 @@ def hermes(answer: str) -> tuple[Call, ...]:
     """Every `<tool_call>` after the thoughts. A last one without a closing tag counts if it can be parsed, because a
     stop text may have removed the tag. Takes time linear in the answer.
     """
-    return tuple(_call(item.partition(CLOSING)[0]) for item in _without_thoughts(answer).split(OPENING)[1:])
-
-
-def _without_thoughts(answer: str) -> str:
-    """The answer without its leading thoughts; empty if the thoughts do not end."""
-    _, ends, rest = answer.partition(THOUGHT_ENDS)
-    if ends:
-        return rest
-    return "" if answer.lstrip().startswith(THOUGHT) else answer
+    _, ends, rest = answer.partition("</think>")
+    if not ends:
+        rest = "" if answer.lstrip().startswith("<think>") else answer  # thoughts that do not end are all
+    return tuple(_call(item.partition(CLOSING)[0]) for item in rest.split(OPENING)[1:])
 
 
 def _call(text: str) -> Call:

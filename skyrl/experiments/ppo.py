@@ -48,10 +48,17 @@ from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.learners.workers.model_worker import ModelWorker, token_budget
-from skyrl.learners.workers.normalized_critic import NormalizedCritic
 from skyrl.learners.workers.objectives import ReturnRegression
-from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, RefWorker, TeacherWorker, hidden_of_teachers
-from skyrl.learners.workers.teachers import TeachersWorker, ranks_of_teacher
+from skyrl.learners.workers.roles import (
+    CriticWorker,
+    NormalizedCritic,
+    PolicyWorker,
+    RefWorker,
+    TeachersWorker,
+    TeacherWorker,
+    hidden_of_teachers,
+    ranks_of_teacher,
+)
 from skyrl.models.files.loading import max_positions
 from skyrl.processes.handles import Processes
 from skyrl.processes.redaction import redacted

@@ -28,8 +28,8 @@ from skyrl.experiments.sft import SCORED_AT_A_TIME, SupervisedExp
 from skyrl.learners.workers.group import ScorerGroup
 from skyrl.learners.workers.learning_worker import weighed
 from skyrl.learners.workers.model_worker import ModelWorker
-from skyrl.learners.workers.preference_objective import LabelObjective, PreferenceObjective
-from skyrl.learners.workers.preference_roles import (
+from skyrl.learners.workers.objectives import LabelObjective, PreferenceObjective
+from skyrl.learners.workers.roles import (
     PairReferenceWorker,
     PreferenceLearner,
     PreferenceWorker,

@@ -30,11 +30,12 @@ class TokenBudget:
         """The rows of each rank, each with the number of its micro-batch; all ranks get equally many micro-batches."""
         if self.tokens is None:
             return list(shares)
-        items = [_items(share, self.keep_groups) for share in shares]
-        plans = self._plans(items, self.tokens)
-        if any(not item for plan in plans for item in plan):  # a rank has fewer groups than another needs micro-batches
-            items = [_items(share, False) for share in shares]
-            plans = self._plans(items, self.tokens)
+        for keep_groups in (self.keep_groups, False):  # without groups where a rank has fewer than others micro-batches
+            items = [_items(share, keep_groups) for share in shares]
+            tokens = [[count for _, count in own] for own in items]
+            plans = equal_plans(tokens, self.tokens, at_least=self.at_least)
+            if all(item for plan in plans for item in plan):
+                break
         return [
             share.with_fields(micro_batches=_numbers(share, [row for row, _ in own], plan))
             for share, own, plan in zip(shares, items, plans, strict=True)
@@ -45,15 +46,12 @@ class TokenBudget:
         equally many micro-batches. `replicas` divides the number of rows, of which stretches of a group stay together.
         """
         assert self.tokens is not None
-        items = _items(batch, self.keep_groups)
-        plans = dealt_plans([tokens for _, tokens in items], self.tokens, replicas, at_least=self.at_least)
-        if any(not item for plan in plans for item in plan):  # fewer groups than micro-batches
-            items = _items(batch, False)
+        for keep_groups in (self.keep_groups, False):  # without groups where they are fewer than micro-batches
+            items = _items(batch, keep_groups)
             plans = dealt_plans([tokens for _, tokens in items], self.tokens, replicas, at_least=self.at_least)
+            if all(item for plan in plans for item in plan):
+                break
         return [_share(batch, [row for row, _ in items], plan) for plan in plans]
-
-    def _plans(self, items: Sequence[Sequence[tuple[tuple[int, ...], int]]], capacity: int) -> tuple[Plan, ...]:
-        return equal_plans([[tokens for _, tokens in own] for own in items], capacity, at_least=self.at_least)
 
 
 def micro_batches(batch: TrainingBatch, rows: int) -> Iterator[tuple[Tensor, TrainingBatch]]:

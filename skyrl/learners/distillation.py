@@ -138,8 +138,7 @@ def stored_output_matrix(meta_model: nn.Module, stored: StoredWeights) -> Tensor
     """(V, H) float32 in host memory: the output matrix of the stored model, read alone, tied to the embeddings or not.
     `meta_model` is the model without values. Raises `ModelError` if its logits are no product with one matrix.
     """
-    find = getattr(meta_model, "get_output_embeddings", None)
-    head = find() if find else None
+    head = getattr(meta_model, "get_output_embeddings", lambda: None)()
     if not isinstance(head, nn.Linear) or head.bias is not None:
         raise no_plain_head(f"the model {stored.path}")
     name = next(f"{path}.weight" for path, module in meta_model.named_modules() if module is head)

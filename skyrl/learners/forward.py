@@ -20,8 +20,7 @@ from skyrl.algorithms.target_logprobs import likeliest
 from skyrl.batch import STUDENT_IDS, TrainingBatch
 from skyrl.errors import ModelError, RunError
 from skyrl.learners.distillation import TeacherLoss
-from skyrl.learners.row_layouts import MicroBatch, RowLayout, packed, padded
-from skyrl.learners.sequence_parallel import local_stretch
+from skyrl.learners.row_layouts import MicroBatch, RowLayout, local_stretch, packed, padded
 from skyrl.models import output_head
 from skyrl.models.attention.segment_attention import takes_lengths, takes_segments
 from skyrl.models.attention.shared_rows import RowSharing
@@ -188,31 +187,25 @@ def compute_logprobs(
 
 
 def _outputs(columns: Tensor, micro: MicroBatch, *, learns: bool, teachers: TeacherLoss | None) -> Outputs:
-    """The outputs of columns (N, C): log-probability; entropy, if the model `learns`; what the cost of `teachers` is
-    computed from.
+    """The outputs of columns (N, C): log-probability; entropy, if the model `learns`, which also measures the distance
+    from the engine's log-probabilities in nats; what the cost of `teachers` is computed from.
     """
     batch = micro.rows
     logprobs, *others = columns.unbind(1)
     outputs = Outputs(values=batch.scatter(logprobs))
     if learns:
         entropy, *others = others
-        outputs = _measured(outputs, logprobs, entropy, micro)
+        numbers, sums = {"policy_entropy": entropy.detach()}, {}
+        if batch.rollout_logprobs is not None:
+            distance = (logprobs.detach() - batch.pick(batch.rollout_logprobs)).abs()
+            numbers["rollout_train_logprobs_abs_diff"] = distance
+            if batch.engines is not None:
+                sums = by_engine(distance, batch.pick(batch.engines), micro.engines)
+        outputs = attrs.evolve(outputs, entropy=batch.scatter(entropy), numbers=numbers, sums=sums)
     if teachers is None:
         return outputs
     cost, numbers = teachers.cost(others)
     return attrs.evolve(outputs, token_costs=batch.scatter(cost), numbers=outputs.numbers | numbers)
-
-
-def _measured(outputs: Outputs, logprobs: Tensor, entropy: Tensor, micro: MicroBatch) -> Outputs:
-    """The outputs with entropy, and the distance between log-probabilities (N,) and the engine's, in nats."""
-    batch = micro.rows
-    numbers, sums = {"policy_entropy": entropy.detach()}, {}
-    if batch.rollout_logprobs is not None:
-        distance = (logprobs.detach() - batch.pick(batch.rollout_logprobs)).abs()
-        numbers["rollout_train_logprobs_abs_diff"] = distance
-        if batch.engines is not None:
-            sums = by_engine(distance, batch.pick(batch.engines), micro.engines)
-    return attrs.evolve(outputs, entropy=batch.scatter(entropy), numbers=numbers, sums=sums)
 
 
 def by_engine(distance: Tensor, engines: Tensor, numbers: Sequence[int]) -> dict[str, Tensor]:

@@ -14,25 +14,24 @@ from itertools import combinations
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
-from skyrl.config import FSDPConfig, MixedPrecisionConfig
+from skyrl.config import FSDPConfig
 from skyrl.errors import ModelError
 from skyrl.learners.data_parallel import DataParallel, computing_in
 from skyrl.learners.gradients import clip, divide, is_on_experts, sum_over
 from skyrl.learners.offloading import HOST
 from skyrl.learners.ranks import EXPERT, REPLICATE, SHARD, TENSOR
 from skyrl.learners.schedule import StepSettings, make_optimizer
-from skyrl.learners.sharing import check_complete, full_tensor, piece_of, read_into, slots_of, write_into
+from skyrl.learners.sharing import check_complete, full_tensor, piece_of, read_into, share_of, slots_of
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.models.files.naming import named_weights, tied_names
 from skyrl.models.onednn import compute_with_onednn
-from skyrl.models.parallel.expert_parallel import refuse_unspreadable, spread
+from skyrl.models.parallel.expert_parallel import local_part, refuse_unspreadable, spread
 from skyrl.models.parallel.tensor_parallel import cut, refuse_uncuttable, refuse_wrong_cut
 
 T = TypeVar("T")
@@ -67,8 +66,10 @@ class Fsdp2(DataParallel):
         self.model: nn.Module = self._shard(source, config, context) if self._sharded else source.load(context.device)
         if self._device == HOST:
             compute_with_onednn(self.model)
-        if config.mixed_precision:
-            _convert_buffers(self.model, config.mixed_precision)
+        if config.mixed_precision:  # FSDP2 leaves buffers in their type
+            for name, buffer in list(self.model.named_buffers()):
+                if buffer.is_floating_point():
+                    _set(self.model, name, buffer.to(DTYPES[config.mixed_precision.buffer_dtype]))
         self.model.eval()
         self.optimizer = None
         self._loss_scale = context.loss_scale
@@ -137,7 +138,8 @@ class Fsdp2(DataParallel):
         """
         gathered = ((name, _start_gather(weight, dtype)) for name, weight in self._stored_weights())
         for name, weight in prefetched(gathered, lambda named: named[1].nbytes, IN_FLIGHT_BYTES):
-            yield name, _wait_for(weight)
+            local = weight.to_local() if isinstance(weight, DTensor) else weight
+            yield name, local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
     def tensor_shards(self) -> Iterator[TensorShard]:
         copy = self._ranks.rank % self._tensor_parallel
@@ -183,29 +185,31 @@ class Fsdp2(DataParallel):
             refuse_uncuttable(model, self._tensor_parallel, self._ranks.size, field)
             refuse_wrong_cut(model, self._mesh[TENSOR], field)
             self._partial = cut(model, self._mesh[TENSOR])
-        if self._expert_parallel > 1:
-            self._spread_experts(model, config, context)
+        if self._expert_parallel > 1:  # each rank has some of the experts, sharded over the ranks with the same ones
+            mesh = self._ranks.expert_mesh(self._device, self._expert_parallel)
+            field = context.section.path_of("expert_parallel_size")
+            refuse_unspreadable(model, self._expert_parallel, self._ranks.size, field)
+            for experts in spread(model, mesh[EXPERT]):
+                fully_shard(experts, **self._fsdp_options(config) | {"mesh": mesh[SHARD]})
         complete = source.load(HOST) if self._ranks.rank == 0 else None
         ties = tied_names(model)
         _shard_modules(model, config, self._fsdp_options(config))
         model.to_empty(device=HOST if self._stored_on_host else self._device)
         for second, first in ties.items():  # materialising unties them
-            module, _, name = second.rpartition(".")
-            setattr(model.get_submodule(module), name, model.get_parameter(first))
+            _set(model, second, model.get_parameter(first))
         self.model = model
-        self._write_weights({} if complete is None else dict(named_weights(complete)))
-        self._fill_buffers({} if complete is None else dict(complete.named_buffers()))
+        weights = {} if complete is None else dict(named_weights(complete))
+        with torch.no_grad():
+            for name, weight in self._stored_weights():  # one whole weight at a time
+                whole = full_tensor(weights.get(name), weight, self._device, self._ranks)
+                local_part(weight).copy_(share_of(whole, weight))
+        # buffers that are not stored, such as rotary frequencies, have lost their values on the meta device
+        buffers = {} if complete is None else dict(complete.named_buffers())
+        for name, buffer in list(model.named_buffers()):
+            _set(model, name, full_tensor(buffers.get(name), buffer, self._device, self._ranks))
         if complete is not None and hasattr(complete, "generation_config"):
             model.generation_config = complete.generation_config
         return model
-
-    def _spread_experts(self, model: nn.Module, config: FSDPConfig, context: StrategyContext) -> None:
-        """Give each rank some of the experts, sharded over the ranks that have the same ones."""
-        mesh = self._ranks.expert_mesh(self._device, self._expert_parallel)
-        field = context.section.path_of("expert_parallel_size")
-        refuse_unspreadable(model, self._expert_parallel, self._ranks.size, field)
-        for experts in spread(model, mesh[EXPERT]):
-            fully_shard(experts, **self._fsdp_options(config) | {"mesh": mesh[SHARD]})
 
     def _fsdp_options(self, config: FSDPConfig) -> dict[str, Any]:
         offload = CPUOffloadPolicy(pin_memory=self._device.type == "cuda") if config.cpu_offload else OffloadPolicy()
@@ -216,22 +220,6 @@ class Fsdp2(DataParallel):
             "mp_policy": MixedPrecisionPolicy(param_dtype=self._compute_dtype, reduce_dtype=reduce),
             "offload_policy": offload,
         }
-
-    def _write_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Write rank 0's `weights` into the shards of every rank, one whole weight at a time."""
-        with torch.no_grad():
-            for name, weight in self._stored_weights():
-                write_into(weight, full_tensor(weights.get(name), weight, self._device, self._ranks))
-
-    def _fill_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        """Recompute buffers that are not stored, such as rotary frequencies, which are lost on the meta device."""
-        for name, buffer in list(self.model.named_buffers()):
-            module, _, leaf = name.rpartition(".")
-            value = torch.empty_like(buffer, device=self._device)
-            if self._ranks.rank == 0:
-                value.copy_(buffers[name])
-            dist.broadcast(value, 0)
-            setattr(self.model.get_submodule(module), leaf, value)
 
     def _stored_weights(self) -> Iterator[tuple[str, Tensor]]:
         self._reshard()
@@ -300,12 +288,10 @@ def _weight_sharing_layers(layers: Mapping[str, nn.Module]) -> set[str]:
     return {name for outer, inner in pairs if not inner.startswith(f"{outer}.") for name in (outer, inner)}
 
 
-def _convert_buffers(model: nn.Module, precision: MixedPrecisionConfig) -> None:
-    """Convert floating-point buffers to the configured type, which FSDP2 does not do."""
-    for name, buffer in list(model.named_buffers()):
-        if buffer.is_floating_point():
-            module, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(module), leaf, buffer.to(DTYPES[precision.buffer_dtype]))
+def _set(model: nn.Module, name: str, value: Tensor) -> None:
+    """Set the parameter or buffer of this name."""
+    module, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(module), leaf, value)
 
 
 def _start_gather(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -319,12 +305,6 @@ def _start_gather(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
         return rounded
     in_background = rounded.device.type != "cpu"
     return rounded.redistribute(placements=[Replicate()] * rounded.device_mesh.ndim, async_op=in_background)
-
-
-def _wait_for(weight: Tensor) -> Tensor:
-    """The whole weight, after waiting for all its shards."""
-    local = weight.to_local() if isinstance(weight, DTensor) else weight
-    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
 def prefetched(items: Iterable[T], bytes_of: Callable[[T], int], limit: int) -> Iterator[T]:

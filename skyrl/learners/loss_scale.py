@@ -13,8 +13,6 @@ from skyrl.config.settings.strategies import reads
 LARGEST = 2.0**32
 """Largest factor that is reached by doubling, unless the run begins above it."""
 
-_HALF = ("float16", "fp16")
-
 
 def loss_scale_of(run: RunBasics, section: ShardedModelConfig, ranks: int) -> LossScale | None:
     """A new scale for a model whose gradients pass through float16, None for any other. Only the FSDP strategies
@@ -24,7 +22,7 @@ def loss_scale_of(run: RunBasics, section: ShardedModelConfig, ranks: int) -> Lo
     if not isinstance(section, LearnerConfig) or precision is None or not reads(run, "fsdp_config"):
         return None
     read = (precision.param_dtype, precision.reduce_dtype) if ranks > 1 else (precision.param_dtype,)
-    return LossScale(section.optimizer_config) if any(item in _HALF for item in read) else None
+    return LossScale(section.optimizer_config) if {"float16", "fp16"}.intersection(read) else None
 
 
 class LossScale:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from skyrl.learners.sharing import add_into
+from skyrl.learners.sharing import share_of
+from skyrl.models.parallel.expert_parallel import local_part
 
 
 def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
@@ -81,7 +82,7 @@ class Muon(Optimizer):
         update = matrix.grad.lerp(buffer, self._momentum)
         matrix.mul_(1 - group["lr"] * group["weight_decay"])
         full_update = update.full_tensor() if isinstance(update, DTensor) else update
-        add_into(matrix, _orthogonal_step(full_update, group["lr"]))
+        local_part(matrix).add_(share_of(_orthogonal_step(full_update, group["lr"]), matrix))
 
 
 def _orthogonal_step(update: Tensor, lr: float) -> Tensor:

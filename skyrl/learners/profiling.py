@@ -52,7 +52,10 @@ class UpdateProfiler:
     def _traced(self, folder: Path) -> Iterator[None]:
         self._count += 1
         devices = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-        with self._allocations():
+        with ExitStack() as recording:
+            if self._record_memory and torch.cuda.is_available():
+                torch.cuda.memory._record_memory_history(max_entries=MOST_ALLOCATIONS)
+                recording.callback(torch.cuda.memory._record_memory_history, enabled=None)
             with profile(activities=[ProfilerActivity.CPU, *devices], record_shapes=True, profile_memory=True) as trace:
                 yield
             try:
@@ -62,18 +65,6 @@ class UpdateProfiler:
             finally:
                 del trace
                 gc.collect()  # the trace holds references to weights, which would keep them on the device
-
-    @contextmanager
-    def _allocations(self) -> Iterator[None]:
-        """A context whose CUDA allocations are recorded for a memory snapshot."""
-        if not (self._record_memory and torch.cuda.is_available()):
-            yield
-            return
-        torch.cuda.memory._record_memory_history(max_entries=MOST_ALLOCATIONS)
-        try:
-            yield
-        finally:
-            torch.cuda.memory._record_memory_history(enabled=None)
 
     def _write(self, trace: profile, path: Path) -> None:
         """Write the files whose names begin with `path`."""

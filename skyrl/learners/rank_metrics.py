@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from skyrl.learners.routing import Loads, load_metrics, summed
+from skyrl.learners.routing import Loads, load_metrics
 
 Metrics = dict[str, float]
 
@@ -33,12 +33,7 @@ class Moments:
     @classmethod
     def from_tensor(cls, values: Tensor) -> Moments:
         """Moments of the elements of a tensor of any shape."""
-        return cls.of(values.numel(), _moments(values))
-
-    @classmethod
-    def of(cls, count: int, rest: Tensor) -> Moments:
-        """Moments of `count` numbers from (4,): their mean, sum of squared deviations, largest and smallest."""
-        return cls(count, *rest.tolist()) if count else cls()
+        return cls(values.numel(), *_moments(values).tolist()) if values.numel() else cls()
 
     def __add__(self, other: Moments) -> Moments:
         """Moments of the numbers of both (Chan, Golub and LeVeque, 1979: the update of pairwise variance)."""
@@ -110,7 +105,10 @@ def merge_metrics(parts: Sequence[RankMetrics]) -> RankMetrics:
             for name in dict.fromkeys(name for part in parts for name in part.sums)
         },
         moments={name: sum((part.moments[name] for part in parts), Moments()) for name in first.moments},
-        loads=summed([part.loads for part in parts]),
+        loads=tuple(
+            tuple(sum(counts) for counts in zip(*layers, strict=True))
+            for layers in zip(*(part.loads for part in parts), strict=True)
+        ),
     )
 
 
@@ -146,7 +144,8 @@ class Measurements:
         for (name, _), part in zip(self._parts, values, strict=False):
             sums[name] = sums.get(name, 0.0) + part.item()
         for (name, count, _), rest in zip(self._numbers, values, strict=False):
-            result[name] = result.get(name, Moments()) + Moments.of(count, rest)
+            own = Moments(count, *rest.tolist()) if count else Moments()
+            result[name] = result.get(name, Moments()) + own
         return sums, result, tuple(tuple(layer) for loads in values for layer in loads.tolist())
 
 

@@ -19,9 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from skyrl.errors import ProcessError
-from skyrl.models.attention.context_parallel import ContextGroup
-from skyrl.models.attention.shared_rows import RowSharing
-from skyrl.models.attention.ulysses import SequenceGroup
+from skyrl.models.attention.shared_rows import ContextGroup, RowSharing, SequenceGroup
 from skyrl.planning.replicas import Replicas
 from skyrl.processes.addresses import connecting_seconds
 
@@ -64,8 +62,34 @@ class Ranks:
         if dist.is_initialized():
             assert (dist.get_rank(), dist.get_world_size()) == (self.rank, self.size), "one process, one rank"
         else:
-            self._meet(device)
+            patience = timedelta(seconds=self.timeout)
+            try:
+                dist.init_process_group(
+                    "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+                    store=self._open_store(patience),
+                    rank=self.rank,
+                    world_size=self.size,
+                    timeout=patience,
+                    device_id=device if device.index is not None else None,
+                )
+                dist.barrier()
+            except (dist.DistError, RuntimeError) as error:
+                where = ":".join(map(str, self.store)) if self.store else "memory"
+                raise ProcessError(
+                    f"rank {self.rank} of the {self.size} {self.name} ranks, on {socket.gethostname()}, did not meet "
+                    f"the others through the store at {where} within {self.timeout:g} s: {str(error).splitlines()[0]}"
+                ) from error
         _members += 1
+
+    def _open_store(self, patience: timedelta) -> Store:
+        if self.store is None:
+            assert self.size == 1, f"{self.size} ranks need a store to meet at"
+            return HashStore()
+        host, port = self.store
+        connecting = timedelta(seconds=connecting_seconds(self.timeout))
+        store = TCPStore(host, port, is_master=False, timeout=connecting)
+        store.set_timeout(patience)
+        return PrefixStore(self.name, store)
 
     def leave(self) -> None:
         """Undo one `join`; the last call destroys the process group and clears torch's cache of sharding decisions,
@@ -134,35 +158,6 @@ class Ranks:
         if rest:
             raise ValueError(f"{name} = {by} does not divide {self.size} ranks")
         return count
-
-    def _meet(self, device: torch.device) -> None:
-        patience = timedelta(seconds=self.timeout)
-        try:
-            dist.init_process_group(
-                "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-                store=self._open_store(patience),
-                rank=self.rank,
-                world_size=self.size,
-                timeout=patience,
-                device_id=device if device.index is not None else None,
-            )
-            dist.barrier()
-        except (dist.DistError, RuntimeError) as error:
-            where = ":".join(map(str, self.store)) if self.store else "memory"
-            raise ProcessError(
-                f"rank {self.rank} of the {self.size} {self.name} ranks, on {socket.gethostname()}, did not meet the "
-                f"others through the store at {where} within {self.timeout:g} s: {str(error).splitlines()[0]}"
-            ) from error
-
-    def _open_store(self, patience: timedelta) -> Store:
-        if self.store is None:
-            assert self.size == 1, f"{self.size} ranks need a store to meet at"
-            return HashStore()
-        host, port = self.store
-        connecting = timedelta(seconds=connecting_seconds(self.timeout))
-        store = TCPStore(host, port, is_master=False, timeout=connecting)
-        store.set_timeout(patience)
-        return PrefixStore(self.name, store)
 
 
 ALONE = Ranks()

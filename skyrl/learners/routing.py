@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from attrs import frozen
@@ -82,8 +82,3 @@ def load_metrics(loads: Loads) -> dict[str, float]:
         "router_mean_violation": sum(violations) / len(loads),
         "router_unused_experts": sum(unused) / len(loads),
     }
-
-
-def summed(loads: Sequence[Loads]) -> Loads:
-    """The loads of all ranks together."""
-    return tuple(tuple(sum(counts) for counts in zip(*layers, strict=True)) for layers in zip(*loads, strict=True))

@@ -1,4 +1,5 @@
-"""Layouts of the rows of a batch for a model: padded, packed into one row, or packed with one copy of each prompt.
+"""Layouts of the rows of a batch for a model: padded, packed into one row, or packed with one copy of each prompt; and
+the part of a packed row that a rank computes, if several ranks share the row.
 
 All layouts give the same result for every token, up to rounding, at different cost.
 """
@@ -11,13 +12,51 @@ from typing import Any, Self
 
 import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from skyrl.batch import TrainingBatch, to_device
-from skyrl.learners.stretches import Stretch
-from skyrl.models.attention.segment_attention import Segments
+from skyrl.config.settings.learners import ShardedModelConfig
+from skyrl.errors import ModelError
+from skyrl.models.attention.segment_attention import Segments, sees_whole_rows, takes_segments
 from skyrl.models.attention.segments import Segment, joined_ranges
+from skyrl.models.attention.shared_rows import RowSharing, SequenceGroup
 from skyrl.models.routers import RoutedTokens
+from skyrl.planning.batches import uneven_heads
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Stretch:
+    """The n of the N selected tokens of a row that are predicted in this rank's stretch, if ranks share the row."""
+
+    group: SequenceGroup
+
+    own: Tensor
+    """(n,) int64: indices of these tokens among the N."""
+
+    most: int
+    """The largest n of any rank, at least 1."""
+
+    positions: Tensor
+    """(N,) int64: index of each selected token in (ranks x most,), where the values of all ranks are concatenated."""
+
+    @classmethod
+    def of(cls, readers: Tensor, group: SequenceGroup) -> Self:
+        """The stretch of this rank; `readers` (N,) int64 is the rank that reads each selected token."""
+        of_rank = torch.nn.functional.one_hot(readers, group.size)  # (N, ranks)
+        number = of_rank.cumsum(0).gather(1, readers.unsqueeze(1)).squeeze(1) - 1  # among those of the same rank
+        most = max(int(of_rank.sum(0).max()), 1)
+        own = (readers == group.rank).nonzero().squeeze(1)
+        return cls(group=group, own=own, most=most, positions=readers * most + number)
+
+    def join(self, values: Tensor) -> Tensor:
+        """(n, ...) of this rank's tokens -> (N, ...) of all. Collective: every rank must call it, also with n = 0."""
+        padding = values.new_zeros((self.most - len(values), *values.shape[1:]))
+        return self.group.gather(torch.cat([values, padding]))[self.positions]
+
+    def to(self, device: torch.device) -> Self:
+        """The stretch on another device; the host does not wait for the copy."""
+        return attrs.evolve(self, own=to_device(self.own, device), positions=to_device(self.positions, device))
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -70,7 +109,7 @@ def _tokens_to_device(tokens: RoutedTokens, device: torch.device) -> RoutedToken
     )
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _moved(value: object, device: torch.device) -> object:
     match value:
         case Tensor():
             return to_device(value, device)
@@ -153,7 +192,7 @@ def packed(
     if segmented:
         inputs["segments"] = Segments(tuple(segments), ids.device)
     elif lengths_given:
-        bounds = torch.nn.functional.pad(batch.lengths.cumsum(0), (1, 0)).int()
+        bounds = pad(batch.lengths.cumsum(0), (1, 0)).int()
         longest = int(batch.lengths.max())
         inputs |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
     return RowLayout(inputs=inputs, chosen=chosen, routed=_routed(batch, column_of, tokens) if routed else None)
@@ -212,3 +251,64 @@ def _share_prompt(batch: TrainingBatch, rows: tuple[int, ...], length: int) -> b
     prompts = batch.input_ids[rows[0] : rows[-1] + 1, :length]
     selected = batch.loss_mask[rows[0] : rows[-1] + 1, :length]
     return length > 0 and bool((prompts == prompts[0]).all()) and not selected.any()
+
+
+def local_stretch(row: RowLayout, sharing: RowSharing) -> RowLayout:
+    """The part of a packed row, laid out with segments, that this rank computes.
+
+    All ranks have the same number of tokens. Padding after the row's end is a separate segment.
+    """
+    tokens = row.inputs["input_ids"].shape[1]
+    everyone, order = sharing.everyone, sharing.order(tokens)
+    length, padding = len(order) // everyone.size, len(order) - tokens
+    first = length * everyone.rank
+    columns = order[first : first + length]
+    ids, positions = (pad(row.inputs[name], (0, padding))[:, columns] for name in ("input_ids", "position_ids"))
+    segments: Segments = row.inputs["segments"]
+    if padding:
+        segments = attrs.evolve(segments, items=(*segments.items, Segment(tokens, padding)))
+    predicting = order.argsort()[row.inputs["logits_to_keep"][row.chosen]]  # (N,): places in the order of all ranks
+    stretch = Stretch.of(predicting // length, everyone)
+    keep, chosen = (predicting[stretch.own] - first).unique(return_inverse=True)
+    inputs: dict[str, Any] = {
+        "input_ids": ids,
+        "position_ids": positions,
+        "logits_to_keep": keep,
+        "segments": segments,
+        "row_sharing": sharing,
+    }
+    routed = None if row.routed is None else _local_tokens(row.routed, order, columns, sharing)
+    return RowLayout(inputs=inputs, chosen=chosen, stretch=stretch, routed=routed)
+
+
+def _local_tokens(row: RoutedTokens, order: Tensor, columns: Tensor, sharing: RowSharing) -> RoutedTokens:
+    """The tokens of a packed row at this rank's columns (n,); `order` lists the columns of all ranks."""
+    positions = order.argsort()[row.positions] - len(columns) * sharing.everyone.rank
+    own = (positions >= 0) & (positions < len(columns))
+    replayed = row.replayed
+    if replayed is not None:
+        padding = replayed.new_full((len(order) - len(replayed), *replayed.shape[1:]), -1)
+        replayed = torch.cat([replayed, padding])[columns]
+    return attrs.evolve(row, rows=row.rows[own], positions=positions[own], replayed=replayed, group=sharing.everyone)
+
+
+def refuse_unshareable(
+    model: nn.Module, ranks: int, section: ShardedModelConfig, *, sequence: int, context: int, tensor: int
+) -> None:
+    """Raises `ModelError`, which names a field of `section`, if `sequence` x `context` of the `ranks` cannot
+    share a row of this transformers model, whose heads are divided among `tensor` ranks.
+    """
+    config: Any = model.config
+    field = section.path_of(f"{'sequence' if sequence > 1 else 'context'}_parallel_size")
+    if not takes_segments(model) or not sees_whole_rows(config):
+        raise ModelError(
+            "ranks can share a sequence only if attention is sdpa and every layer of the model sees the whole "
+            f"sequence, without windows or chunks: set {field} = 1"
+        )
+    heads = config.get_text_config().num_attention_heads // tensor
+    if uneven := uneven_heads(heads, sequence, ranks // tensor):
+        sizes = " or ".join(map(str, uneven.nearest))
+        raise ModelError(
+            f"{sequence} ranks cannot share the model's {uneven.total} attention heads: set {field} = {sizes}, or "
+            f"{section.path_of('context_parallel_size')} = {sequence}, which needs no heads"
+        )

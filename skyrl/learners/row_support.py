@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from typing import Any
 
 import attrs
 import torch
@@ -57,9 +56,7 @@ class RowSupport:
 class RowDifference:
     """What one attention and layout do to the rows of the small copy."""
 
-    attention: str
-    pack: bool
-    share_prompts: bool
+    rows: RowSupport
 
     nats: float | None = None
     """Largest difference of a log-probability from the row alone; None if the pass failed."""
@@ -92,13 +89,7 @@ def row_support(config: PretrainedConfig, attention: str, *, pack: bool, share_p
     try:
         for difference in differences(config, attention, pack=pack, share_prompts=share_prompts):
             if not difference.fault:
-                reason = _reason(config, difference, faults) if faults else ""
-                return RowSupport(
-                    attention=difference.attention,
-                    pack=difference.pack,
-                    share_prompts=difference.share_prompts,
-                    reason=reason,
-                )
+                return attrs.evolve(difference.rows, reason=_reason(config, difference.rows, faults) if faults else "")
             faults.append(difference.fault)
     except NoCopyError as error:
         reason = f"{config.model_type}: rows run unpacked, with attention eager: no small copy can be probed ({error})"
@@ -115,13 +106,13 @@ def differences(
     """All that may serve what is asked, the best first, with what it does to rows. Computed as far as it is read."""
     case = _RowCase(key=config.to_json_string(use_diff=False), config=config)
     for name, packs, shares in _candidates(attention, pack, share_prompts):
-        yield _difference(case, name, packs, shares)
+        yield _difference(case, RowSupport(attention=name, pack=packs, share_prompts=shares))
 
 
-def _reason(config: PretrainedConfig, difference: RowDifference, faults: list[str]) -> str:
-    name = "torch's own" if difference.attention == SEGMENTS else difference.attention
-    layout = "packed" if difference.pack else "unpacked"
-    prompts = " without shared prompts" if difference.pack and not difference.share_prompts else ""
+def _reason(config: PretrainedConfig, rows: RowSupport, faults: list[str]) -> str:
+    name = "torch's own" if rows.attention == SEGMENTS else rows.attention
+    layout = "packed" if rows.pack else "unpacked"
+    prompts = " without shared prompts" if rows.pack and not rows.share_prompts else ""
     return f"{config.model_type}: rows run {layout}{prompts}, with attention {name}: {faults[0]}"
 
 
@@ -172,26 +163,28 @@ def _score_alone(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 @cache
 @torch.no_grad()
-def _difference(case: _RowCase, attention: str, pack: bool, share_prompts: bool) -> RowDifference:
-    this: dict[str, Any] = {"attention": attention, "pack": pack, "share_prompts": share_prompts}
+def _difference(case: _RowCase, rows: RowSupport) -> RowDifference:
+    attention = rows.attention
     model, batch, expected = _copy(case)
     register()
     with suppress(ValueError):  # a model that has one attention only; for others transformers only warns
         model.set_attn_implementation(attention)
     if model.config._attn_implementation != attention:
-        return RowDifference(**this, fault=f"{type(model).__name__} has no attention but its own")
-    name = "sdpa" if attention == SEGMENTS else attention
-    rows = "packed rows with shared prompts" if share_prompts else "packed rows" if pack else f"rows by {name}"
-    layout = packed(batch, segmented=attention == SEGMENTS, share_prompts=share_prompts) if pack else padded(batch)
+        return RowDifference(rows=rows, fault=f"{type(model).__name__} has no attention but its own")
+    if rows.pack:
+        layout = packed(batch, segmented=attention == SEGMENTS, share_prompts=rows.share_prompts)
+        kind = "packed rows with shared prompts" if rows.share_prompts else "packed rows"
+    else:
+        layout, kind = padded(batch), f"rows by {'sdpa' if attention == SEGMENTS else attention}"
     try:
         logprobs = tried(lambda: log_probabilities(layout.pick(model(**layout.inputs, use_cache=False).logits)))
     except NoCopyError as error:
-        return RowDifference(**this, fault=f"{rows} fail ({error})")
+        return RowDifference(rows=rows, fault=f"{kind} fail ({error})")
     nats = float((logprobs - expected).abs().max())
     if is_rounding(nats, expected):
-        return RowDifference(**this, nats=nats)
+        return RowDifference(rows=rows, nats=nats)
     return RowDifference(
-        **this, nats=nats, fault=f"{rows} differ from each row alone by {nats:.2g} nats in a small copy"
+        rows=rows, nats=nats, fault=f"{kind} differ from each row alone by {nats:.2g} nats in a small copy"
     )
 
 

@@ -30,9 +30,6 @@ Python for each operator, which shorter sequences do not repay: 0.25 s for 8,192
 SCALE_WITHOUT_WARMUP = 10_000
 """Steps after which inverse_sqrt has fallen to the root of a half, where there is no warm-up; transformers' value."""
 
-MATRIX = 2
-"""Least number of dimensions of a weight that decays under `weight_decay_on = "matrices"`."""
-
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The configured optimizer, with decoupled weight decay, over the parameters that learn."""
@@ -60,7 +57,7 @@ def _decayed(parameters: list[nn.Parameter], config: OptimizerConfig) -> list[di
     """
     groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
     for parameter in parameters:
-        decays = config.weight_decay_on == "all" or parameter.dim() >= MATRIX
+        decays = config.weight_decay_on == "all" or parameter.dim() >= 2  # a matrix
         groups.setdefault((decays, mesh_of(parameter)), []).append(parameter)
     return [
         {"params": members, "weight_decay": config.weight_decay if decays else 0.0, "decays": decays}
@@ -163,12 +160,10 @@ def learning_rate_schedule(
     if config.scheduler in OURS:
         if config.scheduler in DECAYING:
             _require_total(total, config)
-        from_least = config.scheduler in ("cosine", "cosine_warmup_with_min_lr")
-        start = (
-            (config.min_lr_ratio if from_least else 0.0)
-            if config.warmup_start_ratio is None
-            else (config.warmup_start_ratio)
-        )
+        start = config.warmup_start_ratio
+        if start is None:
+            from_least = config.scheduler in ("cosine", "cosine_warmup_with_min_lr")
+            start = config.min_lr_ratio if from_least else 0.0
         decay = config.num_decay_steps if config.scheduler == "warmup_stable_decay" else None
         shape: Callable[[float], float] = Shape(
             name=config.scheduler,
@@ -198,9 +193,9 @@ def _require_total(total: int | None, config: OptimizerConfig) -> int:
 def move_schedule(schedule: LambdaLR, optimizer_steps: int) -> None:
     """Set the schedule to its position and rate after `optimizer_steps` steps."""
     schedule.last_epoch = optimizer_steps
-    rates = [base * rate(optimizer_steps) for base, rate in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
-    for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+    groups = schedule.optimizer.param_groups
+    for group, base, rate in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+        group["lr"] = base * rate(optimizer_steps)
 
 
 def recompute_activations(model: Any, *, use_reentrant: bool, draws: bool) -> None:

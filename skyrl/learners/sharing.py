@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor, Shard
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.errors import ResumeError
 from skyrl.learners.ranks import TENSOR, Ranks
-from skyrl.models.parallel.expert_parallel import local_part
 
 
 def full_tensor(tensor: Tensor | None, like: Tensor, device: torch.device, ranks: Ranks) -> Tensor:
@@ -30,17 +29,7 @@ def full_tensor(tensor: Tensor | None, like: Tensor, device: torch.device, ranks
     return copy
 
 
-def write_into(target: Tensor, value: Tensor) -> None:
-    """Copy a whole tensor into a plain one of its shape, or into this rank's shard of a distributed one."""
-    local_part(target).copy_(_share_of(value, target))
-
-
-def add_into(target: Tensor, value: Tensor) -> None:
-    """Add a whole tensor to a plain one of its shape, or to this rank's shard of a distributed one."""
-    local_part(target).add_(_share_of(value, target))
-
-
-def _share_of(value: Tensor, like: Tensor) -> Tensor:
+def share_of(value: Tensor, like: Tensor) -> Tensor:
     """This rank's part of a whole tensor if `like` is distributed over ranks, else the whole."""
     return value[local_region(like)] if isinstance(like, DTensor) else value
 
@@ -62,6 +51,14 @@ def piece_of(name: str, tensor: Tensor, *, copy: int = 0) -> TensorShard | None:
         return None
     start = first * math.prod(tensor.shape[1:])
     return TensorShard(name=name, shape=tuple(tensor.shape), start=start, numbers=numbers)
+
+
+def even_share(name: str, full: Tensor, part: int, parts: int) -> Iterator[TensorShard]:
+    """The stretch that rank `part` of `parts` stores of a tensor that all of them have; none behind its last number."""
+    size = -(-full.numel() // parts)
+    numbers = full.flatten()[size * part : size * (part + 1)]
+    if numbers.numel():
+        yield TensorShard(name=name, shape=tuple(full.shape), start=size * part, numbers=numbers)
 
 
 def read_into(target: Tensor, source: TensorSource, name: str) -> None:

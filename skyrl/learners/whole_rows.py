@@ -36,7 +36,13 @@ def whole_rows(stretches: Sequence[Sequence[Tensor]], options: ForwardOptions) -
     In a packed row, the common beginning of neighbouring rows of a stretch occurs once if `options` say so.
     """
     if not options.pack:
-        return _padded(stretches)
+        lines = [row for stretch in stretches for row in stretch]
+        padded = pad_sequence(lines, batch_first=True)
+        width = padded.shape[1]
+        filled = torch.arange(width) < torch.tensor([len(row) for row in lines]).unsqueeze(1)
+        layout = RowLayout(inputs={"input_ids": padded}, chosen=filled.flatten().nonzero().squeeze(1))
+        places = accumulate((len(stretch) * width for stretch in stretches), initial=0)
+        return WholeRows(layout=layout, starts=tuple(places))
     shares = options.segmented and options.share_prompts
     ids, positions, chosen, segments, starts = [], [], [], list[Segment](), [0]
     offset = 0
@@ -66,16 +72,6 @@ def whole_rows(stretches: Sequence[Sequence[Tensor]], options: ForwardOptions) -
         longest = max(segment.tokens for segment in segments)
         inputs |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
     return WholeRows(layout=RowLayout(inputs=inputs, chosen=torch.cat(chosen)), starts=tuple(starts))
-
-
-def _padded(stretches: Sequence[Sequence[Tensor]]) -> WholeRows:
-    rows = [row for stretch in stretches for row in stretch]
-    ids = pad_sequence(rows, batch_first=True)
-    width = ids.shape[1]
-    filled = torch.arange(width) < torch.tensor([len(row) for row in rows]).unsqueeze(1)
-    layout = RowLayout(inputs={"input_ids": ids}, chosen=filled.flatten().nonzero().squeeze(1))
-    starts = accumulate((len(stretch) * width for stretch in stretches), initial=0)
-    return WholeRows(layout=layout, starts=tuple(starts))
 
 
 def _units(rows: Sequence[Tensor], shares: bool) -> Iterator[tuple[int, list[Tensor]]]:

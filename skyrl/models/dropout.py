@@ -20,7 +20,9 @@ def dropping_modules(model: Any, lora: SkyRLLoraConfig, *, own: bool, field: str
     """
     modules = dict(model.named_modules())
     if own:
-        if not _shares(model.config.get_text_config().to_dict()):
+        config = model.config.get_text_config().to_dict()
+        shares = (value for name, value in config.items() if "drop" in name and isinstance(value, int | float))
+        if not any(share > 0 and not isinstance(share, bool) for share in shares):
             raise ModelError(
                 f"{field}: the model's configuration sets no dropout above 0: give one in model_config_kwargs, such "
                 "as attention_dropout, or set it to false"
@@ -29,12 +31,6 @@ def dropping_modules(model: Any, lora: SkyRLLoraConfig, *, own: bool, field: str
     if not lora.rank or not lora.dropout:
         return []
     return [module for name, module in modules.items() if isinstance(module, nn.Dropout) and "lora_dropout" in name]
-
-
-def _shares(config: dict[str, Any]) -> list[str]:
-    """Settings such as `attention_dropout` and `resid_pdrop` that are above 0."""
-    numbers = {name: value for name, value in config.items() if "drop" in name and isinstance(value, int | float)}
-    return [name for name, value in numbers.items() if not isinstance(value, bool) and value > 0]
 
 
 @contextmanager

@@ -1,8 +1,12 @@
-"""Norms, gated feed-forward layers and rotary embeddings of a learner's model by the Triton kernels of Liger Kernel
-(arXiv:2410.10989): one kernel where transformers launches two to ten, with less memory traffic.
+"""Faster layers for a learner's model: fused kernels, and decoder layers through `torch.compile`.
 
-A module gets a kernel only if the kernel computes what the module computes: both are compared on random numbers first.
-So a norm that adds one to its weight, or another activation, keeps its own code, whatever the class is called.
+Norms, gated feed-forward layers and rotary embeddings run in the Triton kernels of Liger Kernel (arXiv:2410.10989): one
+kernel where transformers launches two to ten, with less memory traffic. A module gets a kernel only if the kernel
+computes what the module computes: both are compared on random numbers first. So a norm that adds one to its weight, or
+another activation, keeps its own code, whatever the class is called.
+
+Each kind of layer is compiled once, for all layers and all lengths. Attention over segments stays outside, between the
+compiled parts of a layer: its choice of a kernel depends on the rows.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import importlib.util
 import inspect
 import logging
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -21,9 +26,11 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch import Tensor, nn
+from transformers import AttentionInterface
 
 from skyrl.errors import UserError
 from skyrl.installation import install_command
+from skyrl.models.attention.segment_attention import SEGMENTS, segment_attention
 
 _log = logging.getLogger(__name__)
 
@@ -103,11 +110,10 @@ def _is_gated(module: nn.Module) -> bool:
     return linear and hasattr(module, "act_fn") and _takes(module.forward)
 
 
-def _gated(module: nn.Module, hidden: Tensor) -> Tensor:
+def _gated(module: Any, hidden: Tensor) -> Tensor:
     from liger_kernel.ops import LigerSiLUMulFunction
 
-    layer: Any = module
-    result: Tensor = layer.down_proj(LigerSiLUMulFunction.apply(layer.gate_proj(hidden), layer.up_proj(hidden)))
+    result: Tensor = module.down_proj(LigerSiLUMulFunction.apply(module.gate_proj(hidden), module.up_proj(hidden)))
     return result
 
 
@@ -200,3 +206,21 @@ class _Rotation:
 
         query, key = LigerRopeFunction.apply(q, k, cos, sin)
         return query, key
+
+
+def compile_layers(model: nn.Module, *, backend: str = "inductor") -> int:
+    """Compile the decoder layers of a transformers model in place, on their first use. Returns their number.
+
+    Passes with and without gradient are compiled separately. Recomputation of activations and the weights of each pass
+    are outside of what is compiled.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    # the compiler warns about itself: deprecated names, and gradients that it reads
+    warnings.filterwarnings("ignore", ".*torch.jit.script_method", DeprecationWarning)
+    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
+    AttentionInterface.register(SEGMENTS, torch.compiler.disable(segment_attention))
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers:
+        layer.compile(dynamic=True, backend=backend)
+    return len(layers)

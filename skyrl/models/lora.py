@@ -12,23 +12,24 @@ Everything outside the learner gets `X.weight` = W + alpha / rank B A, the name 
 
 from __future__ import annotations
 
+import math
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from attrs import define
 from torch import Tensor, nn
 
 from skyrl.config import SkyRLLoraConfig
 from skyrl.config.settings.supervised_root import SCORE
 from skyrl.errors import ModelError, UserError
 from skyrl.installation import install_command
-from skyrl.models.files.expert_names import EXPERT_MATRICES, is_experts
-from skyrl.models.files.naming import tied_names
+from skyrl.models.files.naming import EXPERT_MATRICES, is_experts, tied_names
 from skyrl.models.files.stored_adapter import read_adapter
+from skyrl.models.onednn import OneDnnLinear
 
 _PARTS = re.compile(r"(.+)\.(base_layer|lora_A\.default|lora_B\.default)\.weight")
 HEAD = f"{SCORE}.weight"
@@ -36,6 +37,12 @@ HEAD = f"{SCORE}.weight"
 
 _INITS: Mapping[str, bool | str] = {"kaiming": True, "gaussian": "gaussian", "orthogonal": "orthogonal"}
 """Our names -> PEFT's values of `init_lora_weights`; only values that leave the model's own weights unchanged."""
+
+Part = Literal["attn", "mlp", "unembed"]
+"""Parts of a model, as clients of the training service name them."""
+
+_MIXES_TOKENS = ("attn", "attention", "mixer", "mamba", "conv")
+"""Words in the names of blocks in which tokens see each other; every other block is a feed-forward block."""
 
 
 def with_adapter(model: nn.Module, lora: SkyRLLoraConfig, *, seed: int, field: str) -> nn.Module:
@@ -76,14 +83,13 @@ def _settings(lora: SkyRLLoraConfig, *, initialize: bool) -> Any:
     )
 
 
-def _layers_outside_experts(model: nn.Module, selection: str | tuple[str, ...]) -> list[str]:
+def _layers_outside_experts(model: Any, selection: str | tuple[str, ...]) -> list[str]:
     """Linear layers that an expression or `all-linear` selects in a mixture of experts, in which PEFT would select the
     experts, too; empty for names, and for other models.
     """
     if not isinstance(selection, str) or not any(is_experts(name) for name, _ in model.named_parameters()):
         return []
-    transformer: Any = model
-    head = transformer.get_output_embeddings()
+    head = model.get_output_embeddings()
     linear = [name for name, item in model.named_modules() if is_linear(item) and item is not head]
     return [name for name in linear if selection == "all-linear" or re.fullmatch(selection, name)]
 
@@ -159,48 +165,39 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
             layer._disable_adapters = False
 
 
-@define
-class _Parts:
-    """The tensors of one adapted layer found so far."""
-
-    base: Tensor | None = None
-    a: Tensor | None = None
-    b: Tensor | None = None
-
-
 def merge_adapters(weights: Iterator[tuple[str, Tensor]], lora: SkyRLLoraConfig) -> Iterator[tuple[str, Tensor]]:
     """Names and values of the equivalent model without adapters; merged weights are in float32.
 
     `weights` may come in any order; weights without adapters pass unchanged. The matrix of a layer is (out, in), its
     adapter A (rank, in) and B (out, rank).
     """
-    for name, parts in _joined(weights):
-        if isinstance(parts, Tensor):
-            yield name, parts
+    for name, base, factors in _joined(weights):
+        if factors is None:
+            yield name, base
         else:
-            assert parts.base is not None and parts.a is not None and parts.b is not None
-            yield name, parts.base.float() + lora.alpha / lora.rank * (parts.b.float() @ parts.a.float())
+            a, b = factors
+            yield name, base.float() + lora.alpha / lora.rank * (b.float() @ a.float())
 
 
 def merged_shapes(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Names in the order of `merge_adapters`, with tensors of the same shapes; values and types are meaningless."""
-    for name, parts in _joined(weights):
-        base = parts if isinstance(parts, Tensor) else parts.base
-        assert base is not None
-        yield name, base
+    return ((name, base) for name, base, _ in _joined(weights))
 
 
-def _joined(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor | _Parts]]:
-    layers: dict[str, _Parts] = {}
+def _joined(
+    weights: Iterator[tuple[str, Tensor]],
+) -> Iterator[tuple[str, Tensor, tuple[Tensor, Tensor] | None]]:
+    """Name and value of each weight without its adapter, and the adapter's A and B once all three have come."""
+    layers: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in weights:
         match = _PARTS.fullmatch(name)
         if match is None:
-            yield name.replace(".base_layer.", "."), tensor  # the bias of an adapted layer, or an unadapted weight
+            yield name.replace(".base_layer.", "."), tensor, None  # the bias of an adapted layer, or unadapted
             continue
-        parts = layers.setdefault(match[1], _Parts())
-        setattr(parts, {"base_layer": "base", "lora_A.default": "a", "lora_B.default": "b"}[match[2]], tensor)
-        if parts.base is not None and parts.a is not None and parts.b is not None:
-            yield f"{match[1]}.weight", layers.pop(match[1])
+        layers[match[1]][match[2]] = tensor
+        if len(layers[match[1]]) == 3:
+            parts = layers.pop(match[1])
+            yield f"{match[1]}.weight", parts["base_layer"], (parts["lora_A.default"], parts["lora_B.default"])
 
 
 def adapter_alone(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -244,3 +241,35 @@ def import_peft() -> ModuleType:
             f"model.lora.rank above 0 needs PEFT, which is not installed: {install_command('train')}, or set it to 0"
         ) from error
     return peft
+
+
+def adaptable_layers(model: Any) -> dict[str, tuple[Part, nn.Linear]]:
+    """The linear layers of a transformers causal language model and their parts, by name, in the model's order.
+
+    Linear layers of blocks in which tokens see each other are the attention, all others except the output head the
+    feed-forward part. Left out is a layer whose weight is also used elsewhere: a head that is tied to the embedding has
+    no adapter. The experts of a mixture of experts are no linear layers and have none either.
+    """
+    head, tied = model.get_output_embeddings(), tied_names(model)
+    shared = {*tied, *tied.values()}
+    layers: dict[str, tuple[Part, nn.Linear]] = {}
+    for name, module in model.named_modules():
+        if (is_linear(module) or isinstance(module, OneDnnLinear)) and f"{name}.weight" not in shared:
+            mixes = any(word in name.lower() for word in _MIXES_TOKENS)
+            layers[name] = ("unembed" if module is head else "attn" if mixes else "mlp"), module
+    return layers
+
+
+def drawn_factors(layers: Mapping[str, nn.Linear], *, rank: int, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """New factors A (rank, in) and B (out, rank) of each layer, in float32 on the host: B is 0, and A is what
+    `with_adapter` draws for the same layers and seed.
+    """
+    factors = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for name, layer in layers.items():  # PEFT makes both layers, each of which draws, and then draws A again
+            a = nn.Linear(layer.in_features, rank, bias=False)
+            b = nn.Linear(rank, layer.out_features, bias=False)
+            nn.init.kaiming_uniform_(a.weight, a=math.sqrt(5))
+            factors[name] = (a.weight.detach(), torch.zeros_like(b.weight.detach()))
+    return factors

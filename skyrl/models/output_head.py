@@ -78,8 +78,7 @@ def float32_head(model: nn.Module) -> Iterator[None]:
 
 def output_layer(model: nn.Module) -> nn.Linear:
     """The linear layer that makes the model's logits. Raises `ModelError` if it has none."""
-    find = getattr(model, "get_output_embeddings", None)
-    head = find() if find else None
+    head = getattr(model, "get_output_embeddings", lambda: None)()
     if not isinstance(head, nn.Linear):
         raise ModelError(f"{type(model).__name__} has no linear output head: set trainer.fp32_lm_head = false")
     return head
@@ -96,8 +95,7 @@ def in_float32(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 
 def _head(model: nn.Module) -> nn.Linear | PlainHead | None:
-    find = getattr(model, "get_output_embeddings", None)
-    head = find() if find else None
+    head = getattr(model, "get_output_embeddings", lambda: None)()
     return head if isinstance(head, PlainHead) or (isinstance(head, nn.Linear) and head.bias is None) else None
 
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from skyrl.errors import ModelError
-from skyrl.models.attention.ulysses import SequenceGroup
-from skyrl.models.files.expert_names import is_experts
+from skyrl.models.attention.shared_rows import SequenceGroup
+from skyrl.models.files.naming import is_experts
 from skyrl.trajectory import RoutedExperts
 
 _KNOWN = frozenset({"Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter", "MixtralTopKRouter"})

@@ -95,22 +95,22 @@ class NoCopyError(Exception):
     """A small copy of a model cannot be made, or does not compute."""
 
 
-def small_copy(config: PretrainedConfig, *, attention: str = "eager", seed: int = 0, times: int = 1) -> PreTrainedModel:
-    """The copy of a causal language model in float32 on the CPU, in evaluation, with weights drawn from `seed`. Its
-    layers are `times` as wide, with `times` as many heads, as those of the smallest copy.
+def small_copy(config: PretrainedConfig, *, attention: str = "eager", times: int = 1) -> PreTrainedModel:
+    """The copy of a causal language model in float32 on the CPU, in evaluation, with random weights. Its layers
+    are `times` as wide, with `times` as many heads, as those of the smallest copy.
 
     Raises `NoCopyError`.
     """
-    return tried(lambda: _make_copy(small_config(config, times), attention, seed))
+    return tried(lambda: _make_copy(small_config(config, times), attention))
 
 
-def _make_copy(small: PretrainedConfig, attention: str, seed: int) -> PreTrainedModel:
+def _make_copy(small: PretrainedConfig, attention: str) -> PreTrainedModel:
     with torch.device("meta"):  # towers for images or sound keep their sizes, and so do tables of unknown names
         size = AutoModelForCausalLM.from_config(small).num_parameters()
     if size > MOST_WEIGHTS:
         raise ValueError(f"{size:,} weights of a small copy are too many")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model: Any = AutoModelForCausalLM.from_config(small, dtype=torch.float32, attn_implementation=attention)
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
@@ -223,9 +223,8 @@ def _shrink_rotation(config: PretrainedConfig) -> None:
         text.max_position_embeddings = ORIGINAL  # the length from which transformers stretches these
 
 
-def _small_table(parameters: Mapping[str, object]) -> dict[str, object]:
+def _small_table(table: Mapping[str, Any]) -> dict[str, object]:
     """A table of rotary embeddings for heads of `HEAD`, stretched from `ORIGINAL` tokens on."""
-    table: Any = parameters
     angles = int(HEAD * table.get("partial_rotary_factor", 1.0)) // 2
     small: dict[str, Any] = dict(table)
     if "original_max_position_embeddings" in table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,8 @@ class ValueModel(nn.Module):
         super().__init__()
         self.config = causal_lm.config
         self.body_name = causal_lm.base_model_prefix
-        self._head_name = prefix
+        self.head_name = prefix
+        """Name of the head among its modules."""
         body = getattr(causal_lm, self.body_name)
         device = next(body.parameters()).device
         hidden: int = causal_lm.config.get_text_config().hidden_size
@@ -33,29 +33,24 @@ class ValueModel(nn.Module):
             with torch.no_grad():
                 head.weight.copy_(drawn)
         self.add_module(self.body_name, body)
-        self.add_module(self._head_name, head)
+        self.add_module(prefix, head)
         self._no_split_modules: Sequence[str] = tuple(causal_lm._no_split_modules or ())
 
-    @property
-    def head_name(self) -> str:
-        """Name of the head among its modules."""
-        return self._head_name
-
     def forward(
-        self, input_ids: Tensor, *, logits_to_keep: Tensor | None = None, **inputs: Any
+        self, input_ids: Tensor, *, logits_to_keep: Tensor | None = None, **inputs: object
     ) -> TokenClassifierOutput:
         """`.logits` (B, N, 1): the values at the N kept columns, by default all of them. The output type is one of
         transformers', because FSDP2 hooks only tensors in types that it knows.
         """
         hidden = getattr(self, self.body_name)(input_ids=input_ids, **inputs).last_hidden_state
         selected = hidden if logits_to_keep is None else hidden[:, logits_to_keep]
-        return TokenClassifierOutput(logits=getattr(self, self._head_name)(selected))
+        return TokenClassifierOutput(logits=getattr(self, self.head_name)(selected))
 
     def get_input_embeddings(self) -> nn.Module:
         """Input embeddings of the body, under transformers' name."""
         embeddings: nn.Module = getattr(self, self.body_name).get_input_embeddings()
         return embeddings
 
-    def gradient_checkpointing_enable(self, **settings: Any) -> None:
+    def gradient_checkpointing_enable(self, **settings: object) -> None:
         """Enable gradient checkpointing of the body, under transformers' name."""
         getattr(self, self.body_name).gradient_checkpointing_enable(**settings)

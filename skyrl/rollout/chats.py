@@ -18,7 +18,8 @@ from typing import Any, Protocol
 from attrs import evolve, frozen
 
 from skyrl.chats.continuation import Continuation
-from skyrl.chats.rendering import Message, Spelled, Template
+from skyrl.chats.rendering import Spelled, Template
+from skyrl.chats.text import Message
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import GeneratorConfig
 from skyrl.inference.engine import Completion

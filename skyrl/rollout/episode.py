@@ -18,7 +18,8 @@ import attrs
 from attrs import evolve, frozen
 
 from skyrl.chats.contents import ALLOW_DROPPED, DESCRIBE_TOOLS, tool_name, with_tools
-from skyrl.chats.rendering import Message, Template
+from skyrl.chats.rendering import Template
+from skyrl.chats.text import Message
 from skyrl.config import GeneratorConfig, SamplingParams
 from skyrl.envs import Env, EnvStep
 from skyrl.envs.env import SampleAwareEnv, SampledAnswer

@@ -14,9 +14,10 @@ from typing import Any, Literal
 from attrs import evolve, frozen
 
 from skyrl.chats.continuation import FIXED
-from skyrl.chats.ends import ANSWER
 from skyrl.chats.examples import ADD, assistant, call, result, user
-from skyrl.chats.rendering import Message, Template
+from skyrl.chats.rendering import Template
+from skyrl.chats.spans import ANSWER
+from skyrl.chats.text import Message
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import DataError
 

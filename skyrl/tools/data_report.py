@@ -16,9 +16,8 @@ import numpy as np
 from attrs import evolve, frozen
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from skyrl.chats.masks import Ids, Weights
+from skyrl.chats.masks import Ids, Weights, marked_text
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.chats.view import marked_text
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.loading.kinds import kind_of, reads_chats, samples_rollouts

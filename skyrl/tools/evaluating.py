@@ -26,7 +26,7 @@ from skyrl.config.loading.load import compose
 from skyrl.errors import UserError
 from skyrl.experiments.preference import PreferenceExp, reference_digests
 from skyrl.experiments.standalone import StandaloneSampling
-from skyrl.learners.workers.preference_roles import reference_model
+from skyrl.learners.workers.roles import reference_model
 from skyrl.processes.event_loop import event_loop
 from skyrl.runs.input_digests import changed_inputs
 from skyrl.runs.inputs import notice

@@ -14,7 +14,6 @@ from skyrl.algorithms.advantages import (
     relative_to_mean,
     rescaled_for_silent_groups,
 )
-from skyrl.algorithms.distillation import teacher_advantages
 from skyrl.algorithms.estimators import (
     GAE,
     OPO,
@@ -25,8 +24,8 @@ from skyrl.algorithms.estimators import (
     ReMax,
 )
 from skyrl.algorithms.masked import standardize
-from skyrl.algorithms.normalization import normalize
-from skyrl.algorithms.returns import generalized_advantages
+from skyrl.algorithms.returns import generalized_advantages, teacher_advantages
+from skyrl.algorithms.rewards import normalize
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, DistillationConfig, NormConfig, TrainerConfig
 from skyrl.config.derive.algorithm_facts import estimator_facts

@@ -6,10 +6,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from skyrl.algorithms.interpolation import interpolated_logprobs
 from skyrl.algorithms.kl import KLEstimator, kl_estimate
 from skyrl.algorithms.losses import LossInputs, PolicyLoss, measured
-from skyrl.algorithms.off_policy import Bounds, OffPolicyCorrection, correct
+from skyrl.algorithms.off_policy import Bounds, OffPolicyCorrection, correct, interpolated_logprobs
 from skyrl.algorithms.reductions import (
     mean_of_block_means,
     prompt_mean,

@@ -11,8 +11,8 @@ from typing import Protocol
 from torch import Tensor
 
 from skyrl.algorithms.estimators import AdvantageEstimator
-from skyrl.algorithms.interpolation import interpolation_weight
 from skyrl.algorithms.losses import importance_ratio
+from skyrl.algorithms.off_policy import interpolation_weight
 from skyrl.batch import TEACHER_PROMPT, TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.config.derive.sizes import scores_old_logprobs

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ModelError, RequestError
 from skyrl.inference.adapters import shared
-from skyrl.models.adapter_parts import Part, drawn_factors
 from skyrl.models.files.stored_adapter import stored_settings, stored_tensors
-from skyrl.models.lora import adapter_settings
+from skyrl.models.lora import Part, adapter_settings, drawn_factors
 from skyrl.storage.modes import save_tensors
 from skyrl.training_service.backend import AdapterSpec
 from skyrl.weight_receiver.incoming_weights import Adapter

@@ -31,7 +31,7 @@ from attrs import define, evolve, frozen
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from skyrl.algorithms.stretch_updates import StretchUpdate
+from skyrl.algorithms.stretch_updates import StretchUpdate, updated
 from skyrl.algorithms.target_logprobs import target_logprobs
 from skyrl.batch import to_device
 from skyrl.config.derive.model_overrides import learner_overrides
@@ -45,13 +45,12 @@ from skyrl.learners.ranks import ALONE, Ranks
 from skyrl.learners.row_layouts import RowLayout
 from skyrl.learners.schedule import recompute_activations
 from skyrl.learners.strategy import ModelSource
-from skyrl.learners.stretch_layers import updated
 from skyrl.learners.whole_rows import whole_rows
 from skyrl.learners.workers.model_worker import ModelWorker
 from skyrl.learners.workers.roles import causal_lm
-from skyrl.models.adapter_parts import adaptable_layers
 from skyrl.models.files.naming import named_weights
 from skyrl.models.files.stored_weights import StoredWeights
+from skyrl.models.lora import adaptable_layers
 from skyrl.models.output_head import in_place_of_the_head
 from skyrl.models.saving.storing import Export
 from skyrl.storage.atomic import atomic_folder

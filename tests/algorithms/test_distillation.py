@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from skyrl.algorithms.distillation import teacher_advantages
+from skyrl.algorithms.returns import teacher_advantages
 
 LOGPROBS = torch.tensor([[0.0, -1.0, -2.0, -3.0], [0.0, -4.0, float("nan"), -0.5]])
 TEACHER = torch.tensor([[0.0, -0.5, -4.0, -2.0], [0.0, -1.0, 7.0, -1.5]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from skyrl.algorithms.interpolation import interpolated_logprobs, interpolation_weight
+from skyrl.algorithms.off_policy import interpolated_logprobs, interpolation_weight
 
 
 @pytest.mark.parametrize(("behind", "weight"), [(0, 0.0), (1, 0.0), (2, 0.5), (4, 0.75), (10, 0.9)])

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from skyrl.algorithms import linear_logprobs as module
-from skyrl.algorithms.compiled import compiled
 from skyrl.algorithms.linear_logprobs import VocabularyPart, linear_logprobs, logprobs_of_logits
+from skyrl.algorithms.logprobs import compiled
 from tests.algorithms.operations import largest_tensor, operations
 
 TOKENS, WIDTH, VOCABULARY = 23, 16, 101

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from skyrl.algorithms import compiled, linear_logprobs
-from skyrl.algorithms.logprobs import token_logprobs
+from skyrl.algorithms import linear_logprobs
+from skyrl.algorithms.logprobs import statistics, token_logprobs
 from skyrl.config import SamplingParams
 from skyrl.inference.sampling import RowSettings, choose
 
@@ -50,7 +50,7 @@ WAYS: dict[str, Way] = {
     "engine": reported,
     "plain": from_hidden_states,
     "chunks": from_hidden_states,
-    "compiled": lambda logits, tokens, temperature: compiled.statistics(logits / temperature, tokens)[0],
+    "compiled": lambda logits, tokens, temperature: statistics(logits / temperature, tokens)[0],
 }
 
 

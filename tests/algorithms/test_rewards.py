@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from skyrl.algorithms.normalization import Level, normalize
 from skyrl.algorithms.returns import generalized_advantages
-from skyrl.algorithms.rewards import less_the_divergence, overlong_penalty, scaled
+from skyrl.algorithms.rewards import Level, less_the_divergence, normalize, overlong_penalty, scaled
 
 LENGTHS = torch.tensor([10, 3584, 3840, 4096, 5000])  # of at most 4096, the last 512 of which cost
 

@@ -40,7 +40,7 @@ PLACES = [range(1, 4), range(4, 9)]
 def test_several_targets_with_updates_are_those_of_a_softmax(
     together: int, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target_logprobs, "logits_at_a_time", lambda device: together * V)
+    monkeypatch.setattr(linear_logprobs, "logits_at_a_time", lambda device: together * V)
     monkeypatch.setattr(target_logprobs, "kept_bytes", lambda device: kept)
     torch.manual_seed(0)
     hidden, weight = torch.randn(N, H, requires_grad=True), torch.randn(V, H, requires_grad=True)

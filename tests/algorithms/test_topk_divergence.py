@@ -24,8 +24,7 @@ BETAS = pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
 @pytest.fixture(autouse=True)
 def always_in_chunks_of_five_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "kept_bytes", lambda device: 0)
-    for name in ("skyrl.algorithms.target_logprobs", "skyrl.algorithms.linear_logprobs"):
-        monkeypatch.setattr(f"{name}.logits_at_a_time", lambda device: 5 * VOCABULARY)
+    monkeypatch.setattr("skyrl.algorithms.linear_logprobs.logits_at_a_time", lambda device: 5 * VOCABULARY)
 
 
 def problem() -> tuple[Tensor, Tensor, Tensor]:

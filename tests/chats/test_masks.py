@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skyrl.chats.ends import AddedTokens
 from skyrl.chats.masks import ChatMasks
+from skyrl.chats.spans import AddedTokens
 from skyrl.chats.text import chat_text
 from skyrl.errors import DataError
 from tests.chats.corpus import NAMES, tokenizer_of

@@ -10,10 +10,10 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from skyrl.chats.continuation import FIXED
-from skyrl.chats.ends import ANSWER
 from skyrl.chats.examples import ADD, assistant, call, result, user
 from skyrl.chats.masks import ChatMasks
 from skyrl.chats.rendering import Template
+from skyrl.chats.spans import ANSWER
 from skyrl.errors import DataError
 from tests.chats.corpus import tokenizer_of
 from tests.rollout.chats import CHATML, chat_tokenizer

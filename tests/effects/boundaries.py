@@ -21,8 +21,7 @@ from skyrl.experiments.preference import preference_objective
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.model_worker import ModelWorker
 from skyrl.learners.workers.objectives import BradleyTerry, CrossEntropy, ReturnRegression
-from skyrl.learners.workers.preference_roles import PairReferenceWorker
-from skyrl.learners.workers.roles import RefWorker, TeacherWorker
+from skyrl.learners.workers.roles import PairReferenceWorker, RefWorker, TeacherWorker
 from skyrl.models.files.loading import load_causal_lm
 from skyrl.training.objective import policy_objective
 from skyrl.tree import FrozenDict

@@ -20,7 +20,7 @@ from skyrl.errors import DataError, ModelError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.factories import engine_makers
 from skyrl.inference.engine import GenerationRequest, SampleKey
-from skyrl.learners.host_activations import HostActivations
+from skyrl.learners.offloading import HostActivations
 from skyrl.learners.workers import roles as workers
 from skyrl.learners.workers.objectives import CrossEntropy
 from skyrl.training.objective import policy_objective

@@ -27,8 +27,7 @@ from skyrl.experiments.sft import SFTExp
 from skyrl.learners.data_parallel import DataParallel
 from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker
-from skyrl.learners.workers.preference_roles import PreferenceWorker
-from skyrl.learners.workers.roles import PolicyWorker, RewardModelWorker, SFTWorker
+from skyrl.learners.workers.roles import PolicyWorker, PreferenceWorker, RewardModelWorker, SFTWorker
 from skyrl.processes.orphans import RUN, folder_of_this_process, tagged
 from skyrl.storage.disk import Bytes, Disk
 from tests.megatron_shim import ON_ANY_DEVICE, HostPolicyWorker

@@ -240,6 +240,7 @@ def test_degrees_of_experts_under_megatron_divide_them(
         ({"num_experts": 6}, 4, ("4 ranks cannot share the 6 experts of the model", "nearest sizes that can: 2")),
         ({"num_local_experts": 8}, 3, ("3 ranks cannot share the 8 experts", "nearest sizes that can: 2 and 4")),
         ({}, 2, ("the model", "set it to 1")),
+        ({"num_local_experts": 0}, 2, ("the model", "set it to 1")),  # a dense model of a family that has mixtures
     ],
 )
 def test_ranks_that_spread_experts_divide_them(

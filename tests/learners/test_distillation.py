@@ -19,8 +19,7 @@ from skyrl.errors import ModelError
 from skyrl.learners.rank_metrics import Metrics
 from skyrl.learners.workers import roles
 from skyrl.learners.workers.group import ScorerGroup, deal
-from skyrl.learners.workers.roles import TeacherWorker, hidden_of_teachers
-from skyrl.learners.workers.teachers import TeachersWorker, ranks_of_teacher
+from skyrl.learners.workers.roles import TeachersWorker, TeacherWorker, hidden_of_teachers, ranks_of_teacher
 from skyrl.planning.replicas import replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from skyrl.config import TrainerConfig
-from skyrl.learners import host_activations
-from skyrl.learners.host_activations import HostActivations
+from skyrl.learners import offloading
+from skyrl.learners.offloading import HostActivations
 from skyrl.learners.workers import learning_worker
 from skyrl.training.objective import policy_objective
 from tests.learners.rows import batch
@@ -71,7 +71,7 @@ def test_on_a_cpu_everything_is_on_the_host_already() -> None:
 def test_on_a_gpu_the_gradient_is_the_same_and_small_tensors_stay(
     small: TrainerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_activations, "SMALLEST", 1)
+    monkeypatch.setattr(offloading, "SMALLEST", 1)
     trainer = attrs.evolve(small, device="cuda")
     expected = gradients(worker(trainer))
     grads = gradients(worker(trainer, offload_activations=True))
@@ -85,11 +85,12 @@ def test_a_gpu_has_the_memory_of_what_waits_on_the_host() -> None:
     activations = HostActivations()
     leaf = torch.ones(64, 2**20, device="cuda", requires_grad=True)
     grown = leaf * 2
-    kept = activations._pack(grown)
-    assert isinstance(kept, tuple) and kept[0].is_pinned()
+    assert activations.wants(grown)
+    copy = activations.send(grown)
+    assert copy.is_pinned()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     expected = grown.detach().cpu()
     del grown
     assert before - torch.cuda.memory_allocated() == 64 * 2**20 * 4
-    assert torch.equal(activations._unpack(kept).cpu(), expected)
+    assert torch.equal(activations.fetch(copy, leaf.device).cpu(), expected)

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from skyrl.learners.megatron.memory import BufferMemory, move_optimizer
-from skyrl.learners.offloading import DeviceMover
+from skyrl.learners.offloading import BufferMemory, DeviceMover, move_optimizer
 
 
 def test_views_of_a_buffer_are_what_they_were_when_its_memory_has_come_back() -> None:

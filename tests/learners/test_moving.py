@@ -8,9 +8,10 @@ import attrs
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from skyrl.config import TrainerConfig
-from skyrl.learners.offloading import HOST, DeviceMover, local_bytes
+from skyrl.learners.offloading import HOST, DeviceMover
 from skyrl.learners.workers.roles import RefWorker
 from skyrl.training.objective import policy_objective
 from tests.learners.pool import Pool
@@ -31,7 +32,7 @@ class Recorder(DeviceMover):
 
     def move(self, tensor: Tensor, device: torch.device) -> tuple[Tensor, int]:
         self.moved.append((tuple(tensor.shape), device))
-        return tensor, local_bytes(tensor)
+        return tensor, (tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes
 
     def settle(self, source: torch.device) -> None:
         self.moved.append(((), source))

@@ -262,11 +262,8 @@ counted.register_autograd(lambda ctx, gradient: gradient)
 async def test_attention_over_long_rows_is_not_computed_again(
     trainer: TrainerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = next(
-        candidate for candidate in segment_attention.KERNELS if candidate.attend.__name__ == "_attend_per_segment"
-    )
-    noting = evolve(kernel, attend=lambda *inputs: counted(kernel.attend(*inputs)))
-    monkeypatch.setattr(segment_attention, "KERNELS", [noting])
+    attend = segment_attention._attend_per_segment
+    monkeypatch.setattr(segment_attention, "kernel_for", lambda *_: lambda *inputs: counted(attend(*inputs)))
     monkeypatch.setattr(schedule, "attention_operators", lambda: [torch.ops.skyrl_tests.counted.default])
     plain = worker(trainer)
     await plain.update(batch())

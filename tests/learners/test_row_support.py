@@ -21,9 +21,8 @@ from skyrl.learners.row_support import row_support
 from skyrl.models import small_copy as small_copy_module
 from skyrl.models.attention import segment_attention
 from skyrl.models.attention.segment_attention import SEGMENTS, WHOLE, KeyBounds
-from skyrl.models.files import rotation
 from skyrl.models.files.facts import sizes_to_cut
-from skyrl.models.files.overrides import with_overrides
+from skyrl.models.files.overrides import varies_with_length, with_overrides
 from skyrl.models.small_copy import LONGEST, small_config, small_copy
 from skyrl.planning.batches import uneven_parts
 from tests.models.families import FAMILIES
@@ -105,7 +104,7 @@ def registered_again() -> Iterator[None]:
 def test_rotary_embeddings_of_each_call_are_found(family: str) -> None:
     """A long row would change the numbers of the short ones beside it, however they are laid out."""
     config = FAMILIES[family].config()
-    assert rotation.varies_with_length(config)
+    assert varies_with_length(config)
     with pytest.raises(ModelError, match="depends on"):
         row_support(config, "sdpa", pack=True, share_prompts=True)
     with pytest.raises(ModelError, match=r"tokens differ from those of each row alone by .* nats"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import OptimizerConfig, SFTConfig, TrainerConfig
 from skyrl.errors import RunError, UserError
 from skyrl.learners.schedule import StepSettings, make_optimizer
+from skyrl.learners.workers import learning_worker
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.learners.workers.objectives import CrossEntropy, ReturnRegression
 from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, SFTWorker
@@ -124,11 +126,18 @@ async def test_a_loss_that_is_not_finite_skips_the_step_of_all_passes_and_no_lat
     assert_equal(one, other)
 
 
-async def test_dropout_draws_anew_in_each_pass_of_a_step(small: TrainerConfig) -> None:
+async def test_dropout_draws_anew_in_each_pass_of_a_step(small: TrainerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+
+    def noted(modules: object, device: object, seed: int) -> AbstractContextManager[None]:
+        seeds.append(seed)
+        return nullcontext()
+
+    monkeypatch.setattr(learning_worker, "dropping", noted)
     worker = PolicyWorker(small)
-    first = worker._dropout_seed()
-    await worker.forward_backward(taught(mini_batch(0)), Imitation())
-    assert worker._dropout_seed() != first
+    for _ in range(2):
+        await worker.forward_backward(taught(mini_batch(0)), Imitation())
+    assert len(set(seeds)) == 2
 
 
 SETTINGS: dict[str, tuple[StepSettings, dict[str, Any]]] = {

@@ -16,8 +16,7 @@ from skyrl.installation import install_command
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.row_support import RowSupport
 from skyrl.learners.strategy import ModelSource, StrategyContext
-from skyrl.learners.zero.config import engine_config
-from skyrl.learners.zero.strategy import Zero, import_deepspeed
+from skyrl.learners.zero.strategy import Zero, engine_config, import_deepspeed
 from skyrl.tree import evolve_at
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from skyrl.batch import RowTensors, TrainingBatch
 from skyrl.config import PreferenceConfig, RewardModelConfig, SFTConfig, TrainerConfig
 from skyrl.learners.rank_metrics import Metrics
 from skyrl.learners.schedule import StepSettings
-from skyrl.learners.workers import group, normalized_critic, preference_roles
+from skyrl.learners.workers import group
 from skyrl.learners.workers import roles as workers
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.processes.handles import Group
@@ -39,7 +39,7 @@ class LearnerGroup(Updating, group.LearnerGroup[L_co]):
         self.objective = objective
 
 
-class NormalizedCritic(Updating, normalized_critic.NormalizedCritic):
+class NormalizedCritic(Updating, workers.NormalizedCritic):
     def __init__(self, ranks: Group[Any], objective: Objective, *args: Any, **kwargs: Any) -> None:
         super().__init__(ranks, *args, **kwargs)
         self.objective = objective
@@ -69,7 +69,7 @@ class RewardModelWorker(Updating, workers.RewardModelWorker):
         self.objective = objective
 
 
-class PreferenceWorker(Updating, preference_roles.PreferenceWorker):
+class PreferenceWorker(Updating, workers.PreferenceWorker):
     def __init__(self, run: PreferenceConfig, objective: Objective, *args: Any, **kwargs: Any) -> None:
         super().__init__(run, *args, **kwargs)
         self.objective = objective

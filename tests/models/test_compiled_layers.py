@@ -14,7 +14,7 @@ from skyrl.learners.data_parallel import computing_in
 from skyrl.learners.schedule import recompute_activations
 from skyrl.models.attention.segment_attention import SEGMENTS, Segments, register
 from skyrl.models.attention.segments import Segment
-from skyrl.models.compiled_layers import compile_layers
+from skyrl.models.fused_layers import compile_layers
 
 
 def three_layers() -> Any:

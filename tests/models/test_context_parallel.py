@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from skyrl.models.attention.blocks import AttentionBlock, backward_of, forward_of
-from skyrl.models.attention.context_parallel import ContextGroup
 from skyrl.models.attention.segment_attention import Segments, segment_attention
 from skyrl.models.attention.segments import Segment
-from skyrl.models.attention.shared_rows import RowSharing
-from skyrl.models.attention.ulysses import SequenceGroup
+from skyrl.models.attention.shared_rows import ContextGroup, RowSharing, SequenceGroup
 from tests.long_cases import long_except
 
 ROW = (Segment(0, 7, (11, 3)), Segment(21, 2), Segment(23, 5, (4,)))

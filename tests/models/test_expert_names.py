@@ -15,8 +15,7 @@ from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.server_api import ServerDeadlines
 from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.inference.vllm.model import expected_weights
-from skyrl.models.files.expert_names import refuse_unnamed_experts, stored_names
-from skyrl.models.files.naming import named_weights
+from skyrl.models.files.naming import named_weights, refuse_unnamed_experts, stored_names
 from skyrl.models.lora import merge_adapters, with_adapter
 from skyrl.models.saving.storing import save_pretrained
 from skyrl.weight_receiver.incoming_weights import FolderWeights

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from skyrl.models.attention import segment_attention, varlen_attention
-from skyrl.models.attention.segment_attention import KERNELS, WHOLE, KeyBounds, Segments, Weighing
+from skyrl.models.attention.segment_attention import WHOLE, KeyBounds, Segments, Weighing, kernel_for
 from skyrl.models.attention.segments import Segment
 
 SHARED = (Segment(0, 5, (3, 1, 9)), Segment(18, 4))
@@ -61,6 +61,16 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_attention, "has_varlen_kernels", lambda device: True)
 
 
+def chosen_on_a_gpu(
+    rows: tuple[Segment, ...], dtype: torch.dtype, head: int, weighing: Weighing, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """Name of the kernel for a query on a GPU that has all kernels."""
+    for name in ("has_varlen_kernels", "has_cudnn_attention"):
+        monkeypatch.setattr(segment_attention, name, lambda device: True)
+    query: Any = SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=(1, 4, rows[-1].stop, head))
+    return kernel_for(Segments(rows, torch.device("cpu")), query, weighing).__name__
+
+
 @pytest.mark.parametrize("segments", [SHARED, APART], ids=["shared", "apart"])
 def test_sequences_are_told_apart_by_where_they_begin(
     segments: tuple[Segment, ...], monkeypatch: pytest.MonkeyPatch
@@ -87,9 +97,10 @@ def test_windows_and_chunks_are_those_of_masks(
         for attend in (segment_attention._varlen, segment_attention._attend_per_segment)
     )
     torch.testing.assert_close(by_kernel, by_masks, atol=1e-5, rtol=1e-5)
-    assert [kernel.attend.__name__ for kernel in KERNELS if not kernel.computes(weighing)] == (
-        ["_long"] if bounds.window is None else ["_long", "_efficient"]
-    )
+    long = (Segment(0, 8192),)
+    with_windows = "_efficient" if bounds.window is None else "_attend_per_segment"
+    assert chosen_on_a_gpu(long, torch.bfloat16, 64, weighing, monkeypatch) == "_varlen"
+    assert chosen_on_a_gpu(long, torch.float32, 64, weighing, monkeypatch) == with_windows
 
 
 def test_a_prompt_is_computed_once_and_read_by_each_answer() -> None:
@@ -124,16 +135,12 @@ def test_nothing_is_gathered_where_nothing_is_shared() -> None:
 def test_the_kernel_is_what_a_gpu_has_for_the_type_and_the_lengths(
     dtype: torch.dtype, head: int, rows: tuple[Segment, ...], chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("has_varlen_kernels", "has_cudnn_attention"):
-        monkeypatch.setattr(segment_attention, name, lambda device: True)
-    query: Any = SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=(1, 4, rows[-1].stop, head))
-    segments = Segments(rows, torch.device("cpu"))
-    assert next(kernel.attend.__name__ for kernel in KERNELS if kernel.suits(segments, query)) == chosen
+    assert chosen_on_a_gpu(rows, dtype, head, Weighing(None), monkeypatch) == chosen
 
 
 def test_a_cpu_computes_with_masks_and_small_calls() -> None:
     segments, query = Segments(APART, torch.device("cpu")), torch.empty(1, 4, 7, 64)
-    assert next(kernel.attend.__name__ for kernel in KERNELS if kernel.suits(segments, query)) == "_side_by_side"
+    assert kernel_for(segments, query, Weighing(None)).__name__ == "_side_by_side"
 
 
 @pytest.mark.parametrize("segments", [SHARED, APART], ids=["shared", "apart"])
@@ -149,7 +156,7 @@ def test_a_call_for_each_long_sequence_computes_the_same(
         lengths.append(query.shape[2])
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
 
-    monkeypatch.setattr(segment_attention, "KERNELS", [attrs.evolve(KERNELS[0], suits=lambda *_: True)])
+    monkeypatch.setattr(segment_attention, "_are_long", lambda *_: True)
     monkeypatch.setattr(segment_attention, "LONG", 4)
     monkeypatch.setattr(segment_attention, "cudnn_attention", whole)
     for result, reference in zip(attended(segments, row(segments, torch.float32)), expected, strict=True):
@@ -200,7 +207,7 @@ def test_a_gpu_computes_long_sequences_by_cudnn() -> None:
     assert segment_attention._are_long(Segments(segments, wide[0].device), wide[0])
     result = attended(segments, wide)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segment_attention, "KERNELS", KERNELS[1:])
+        patch.setattr(segment_attention, "_are_long", lambda *_: False)
         expected = attended(segments, wide)
     for one, other in zip(result, expected, strict=True):
         assert (one.float() - other.float()).norm() < 0.02 * other.float().norm()
@@ -210,7 +217,7 @@ def test_a_gpu_computes_long_sequences_by_cudnn() -> None:
 @pytest.mark.parametrize("segments", [SHARED, APART], ids=["shared", "apart"])
 def test_float32_on_a_gpu_computes_the_same_in_one_call(segments: tuple[Segment, ...]) -> None:
     layout, query = Segments(segments, torch.device("cuda")), torch.empty(1, 4, 9, 16, device="cuda")
-    assert next(kernel.attend.__name__ for kernel in KERNELS if kernel.suits(layout, query)) == "_efficient"
+    assert kernel_for(layout, query, Weighing(None)).__name__ == "_efficient"
     for result, reference in zip(
         attended(segments, row(segments, torch.float32, "cuda")),
         attended(segments, row(segments, torch.float32)),

@@ -15,7 +15,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig
 from skyrl.config.settings.losses import OnlineDPOConfig
 from skyrl.learners.workers.learning_worker import weighed
-from skyrl.learners.workers.preference_objective import PreferenceObjective
+from skyrl.learners.workers.objectives import PreferenceObjective
 from skyrl.training.objective import policy_objective
 from skyrl.training.online_dpo import RankedPairs
 from tests.effects.algorithm import small_batch

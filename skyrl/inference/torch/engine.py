@@ -47,7 +47,7 @@ from skyrl.inference.torch.sampling_support import sampling_support
 from skyrl.inference.torch.scheduler import Scheduler
 from skyrl.inference.weights import refuse_beside_adapters, replace_weights
 from skyrl.models.files.loading import load_causal_lm, load_config, load_tokenizer
-from skyrl.models.files.rotation import varies_with_length
+from skyrl.models.files.overrides import varies_with_length
 from skyrl.models.low_rank import Updates, set_updates
 from skyrl.tree import FrozenDict
 from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights

@@ -10,10 +10,9 @@ from attrs import frozen
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig
 
 from skyrl.errors import ModelError, WeightSyncError
-from skyrl.models.files.expert_names import is_experts, refuse_unnamed_experts
-from skyrl.models.files.failures import model_error
 from skyrl.models.files.foreign_code import refuse_foreign_code
-from skyrl.models.files.naming import named_weights, tied_names
+from skyrl.models.files.loading import model_error
+from skyrl.models.files.naming import is_experts, named_weights, refuse_unnamed_experts, tied_names
 from skyrl.models.files.overrides import changed_values, with_overrides
 from skyrl.models.files.paths import local_folder
 from skyrl.tree import FrozenDict

@@ -22,7 +22,7 @@ from skyrl.inference.sampling import Drawable
 from skyrl.inference.vllm.environment import end_with_host
 from skyrl.inference.vllm.in_place import ReadBack, in_place_obstacle, load_in_place, without_reloading
 from skyrl.inference.vllm.keyed_draws import Sampler, draw_by_keys
-from skyrl.models.files.expert_names import stored_names
+from skyrl.models.files.naming import stored_names
 from skyrl.weight_receiver import vllm_native
 from skyrl.weight_receiver.incoming_weights import (
     IncomingWeights,

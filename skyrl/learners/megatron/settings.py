@@ -41,7 +41,16 @@ class MegatronSettings:
         cls, config: MegatronConfig, degrees: Degrees, optimizer: OptimizerConfig | None, dtype: torch.dtype
     ) -> MegatronSettings:
         """Settings from a model's table of the configuration, for computing in `dtype`."""
-        transformer = _transformer(config, degrees)
+        fusions = ("masked_softmax", "bias_activation", "bias_dropout", "gradient_accumulation")
+        kwargs = config.transformer_config_kwargs
+        transformer = {
+            "sequence_parallel": degrees.tensor > 1,
+            # kernels that need Transformer Engine or Apex are off unless requested
+            **{f"{name}_fusion": False for name in fusions},
+            "apply_rope_fusion": False,
+            "persist_layer_norm": False,
+            **{name: None if value == "none" else value for name, value in kwargs.items()},  # TOML has no null
+        }
         experts = {
             "expert_model_parallel_size": degrees.expert,
             "expert_tensor_parallel_size": degrees.expert_tensor,
@@ -53,7 +62,9 @@ class MegatronSettings:
         }
         if optimizer is None:
             return cls(degrees=degrees, transformer=transformer, experts=experts)
-        ours = config.ddp_config
+        ours, (beta1, beta2) = config.ddp_config, optimizer.adam_betas
+        # Megatron-core shards the optimizer's state over data-parallel ranks for Adam alone
+        sharded = optimizer.optimizer == "adamw"
         return cls(
             degrees=degrees,
             transformer=transformer,
@@ -64,46 +75,21 @@ class MegatronSettings:
                 "overlap_grad_reduce": ours.overlap_grad_reduce,
                 "overlap_param_gather": ours.overlap_param_gather,
                 "average_in_collective": ours.average_in_collective,
-                "use_distributed_optimizer": _is_distributed(optimizer),
+                "use_distributed_optimizer": sharded,
             },
-            optimizer=_optimizer(config, optimizer, dtype),
+            optimizer={
+                "optimizer": "adam" if sharded else optimizer.optimizer,
+                "lr": optimizer.lr,
+                "weight_decay": optimizer.weight_decay,
+                "adam_beta1": beta1,
+                "adam_beta2": beta2,
+                "adam_eps": optimizer.adam_eps,
+                "sgd_momentum": 0.0,
+                "bf16": dtype is torch.bfloat16,
+                "params_dtype": dtype,
+                "use_distributed_optimizer": sharded,
+                "overlap_param_gather": ours.overlap_param_gather,
+                **config.optimizer_config_kwargs,
+            },
             empties_cache=bool(config.empty_cuda_cache),
         )
-
-
-def _transformer(config: MegatronConfig, degrees: Degrees) -> dict[str, Any]:
-    """Fields for every model. Kernels that need Transformer Engine or Apex are off unless requested. The value "none"
-    stands for null, which TOML does not have.
-    """
-    fields = {name: None if value == "none" else value for name, value in config.transformer_config_kwargs.items()}
-    fusions = ("masked_softmax", "bias_activation", "bias_dropout", "gradient_accumulation")
-    return {
-        "sequence_parallel": degrees.tensor > 1,
-        **{f"{name}_fusion": False for name in fusions},
-        "apply_rope_fusion": False,
-        "persist_layer_norm": False,
-        **fields,
-    }
-
-
-def _is_distributed(optimizer: OptimizerConfig) -> bool:
-    """Whether the optimizer's state is sharded over data-parallel ranks. Megatron-core shards it only for Adam."""
-    return optimizer.optimizer == "adamw"
-
-
-def _optimizer(config: MegatronConfig, optimizer: OptimizerConfig, dtype: torch.dtype) -> dict[str, Any]:
-    beta1, beta2 = optimizer.adam_betas
-    return {
-        "optimizer": "adam" if optimizer.optimizer == "adamw" else optimizer.optimizer,
-        "lr": optimizer.lr,
-        "weight_decay": optimizer.weight_decay,
-        "adam_beta1": beta1,
-        "adam_beta2": beta2,
-        "adam_eps": optimizer.adam_eps,
-        "sgd_momentum": 0.0,
-        "bf16": dtype is torch.bfloat16,
-        "params_dtype": dtype,
-        "use_distributed_optimizer": _is_distributed(optimizer),
-        "overlap_param_gather": config.ddp_config.overlap_param_gather,
-        **config.optimizer_config_kwargs,
-    }

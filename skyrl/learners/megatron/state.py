@@ -21,10 +21,9 @@ from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.errors import ResumeError
 from skyrl.learners.offloading import HOST
 from skyrl.learners.ranks import Ranks
-from skyrl.learners.sharing import check_complete, slots_of
+from skyrl.learners.sharing import check_complete, even_share, slots_of
 from skyrl.learners.strategy import ModelSource
-from skyrl.models.files.expert_names import place_in_files
-from skyrl.models.files.naming import named_weights
+from skyrl.models.files.naming import named_weights, place_in_files
 from skyrl.models.megatron.adapter_layout import COMMON, different, new_adapters_in_common
 from skyrl.models.megatron.gpt import MegatronDecoder
 from skyrl.models.megatron.layout import Layout, RowBlock, block_of, fill, local_part, matrix_of, put
@@ -152,22 +151,32 @@ class MegatronState:
         names = [name for name in self.shapes if self._stage_of[name] == stage]
         for name in names:
             parameter = self._parameters[self._parameter_of[name]]
-            yield from self._local_shard(f"model.{name}", self._gather_full(name, self._master(parameter)))
+            full = self._gather_full(name, self._master(parameter))
+            yield from even_share(f"model.{name}", full, self._number, self._copies)
         slots, steps = self._slots_and_steps()
         for name in names:
             parameter = self._parameters[self._parameter_of[name]]
             stretch = self._stretch(parameter)
             for slot in slots if parameter.requires_grad else ():
                 local = self._joined(parameter, None if stretch is None else stretch.state[slot], stretch)
-                yield from self._local_shard(f"optimizer.{name}.{slot}", self._gather_full(name, local))
+                full = self._gather_full(name, local)
+                yield from even_share(f"optimizer.{name}.{slot}", full, self._number, self._copies)
             if steps is not None and parameter.requires_grad and self._number == 0:
                 yield TensorShard.from_full_tensor(f"optimizer.{name}.{STEP}", torch.tensor(steps))
         for name, bias in self._model.expert_biases().items() if self._number == 0 else ():
             yield TensorShard.from_full_tensor(BIASES + name, bias)
 
     def load(self, source: TensorSource) -> None:
-        """Load the state; see `Strategy.load_state`. Every rank reads only its own parts."""
-        self._refuse_factors_that_differ(source)
+        """Load the state; see `Strategy.load_state`. Every rank reads only its own parts.
+
+        Raises `ResumeError` also if the adapters of joined layers must share a factor A, and the stored ones differ.
+        """
+        for name, pieces in self._dense.own.items():
+            if name.endswith(COMMON):
+                first, *others = [piece.weight for piece in pieces]
+                for other in others:
+                    if not torch.equal(source.read(f"model.{first}"), source.read(f"model.{other}")):
+                        raise ResumeError(different(first, other))
         slots = slots_of(check_complete(source, self.shapes))
         for name, parameter in self._parameters.items():
             local = self._read_parameter(source, name, "model.{}")
@@ -177,27 +186,18 @@ class MegatronState:
                 continue
             stretch.main.data.copy_(stretch.of(local))
             stretch.state.clear()
-            for slot in slots.get(self._pieces(name)[0].weight, ()):
-                stretch.state[slot] = self._slot(source, name, slot, stretch)
+            weight = self._pieces(name)[0].weight
+            for slot in slots.get(weight, ()):
+                if slot == STEP:
+                    stretch.state[slot] = source.read(f"optimizer.{weight}.{slot}").view(())
+                else:
+                    read = self._read_parameter(source, name, f"optimizer.{{}}.{slot}")
+                    stretch.state[slot] = stretch.of(read).clone()
         for name, bias in self._model.expert_biases().items():
             if BIASES + name in source.shapes:
                 bias.copy_(source.read(BIASES + name))
             else:  # the state comes from a learner without biases
                 bias.zero_()
-
-    def _refuse_factors_that_differ(self, source: TensorSource) -> None:
-        """Raises `ResumeError` if the adapters of joined layers must share a factor A, and the stored ones differ."""
-        for name, pieces in self._dense.own.items():
-            if name.endswith(COMMON):
-                first, *others = [piece.weight for piece in pieces]
-                for other in others:
-                    if not torch.equal(source.read(f"model.{first}"), source.read(f"model.{other}")):
-                        raise ResumeError(different(first, other))
-
-    def _slot(self, source: TensorSource, name: str, slot: str, stretch: _Stretch) -> Tensor:
-        if slot == STEP:
-            return source.read(f"optimizer.{self._pieces(name)[0].weight}.{slot}").view(())
-        return stretch.of(self._read_parameter(source, name, f"optimizer.{{}}.{slot}")).clone()
 
     def _read_parameter(self, source: TensorSource, name: str, pattern: str) -> Tensor:
         """The numbers of a parameter, or of a part of its state, from the stored tensors, in float32."""
@@ -233,13 +233,6 @@ class MegatronState:
         for layout, part in zip(cut.layouts, received, strict=True):
             put(full, part, layout[name], weight)
         return full
-
-    def _local_shard(self, name: str, full: Tensor) -> Iterator[TensorShard]:
-        flat = full.flatten()
-        size = -(-flat.numel() // self._copies)
-        own = flat[size * self._number : size * (self._number + 1)]
-        if own.numel():
-            yield TensorShard(name=name, shape=tuple(full.shape), start=size * self._number, numbers=own)
 
     @property
     def _copies(self) -> int:

@@ -25,13 +25,11 @@ from torch import Tensor, nn
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import MegatronConfig, OptimizerConfig
 from skyrl.errors import ModelError
-from skyrl.learners.megatron.memory import BufferMemory, move_optimizer
 from skyrl.learners.megatron.package import join_groups, leave_groups
-from skyrl.learners.megatron.routing import RouterWatch
 from skyrl.learners.megatron.settings import MegatronSettings
 from skyrl.learners.megatron.state import MegatronState, ParameterSplit
-from skyrl.learners.offloading import HOST
-from skyrl.learners.routing import RouterWork
+from skyrl.learners.offloading import HOST, BufferMemory, move_optimizer
+from skyrl.learners.routing import RouterCosts, RouterWork
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.schedule import StepSettings
 from skyrl.learners.strategy import ModelSource, StrategyContext, nan_unless_finite
@@ -39,7 +37,8 @@ from skyrl.models.files.facts import parts_under_megatron
 from skyrl.models.megatron.adapter_layout import Adapters, with_adapters
 from skyrl.models.megatron.adapters import attach_adapters, let_gradients_pass
 from skyrl.models.megatron.gpt import MegatronDecoder, transformer_config
-from skyrl.models.megatron.layout import DecoderSizes, expert_layout_of, layout_of
+from skyrl.models.megatron.layout import DecoderSizes, Mixture, expert_layout_of, layout_of
+from skyrl.models.routers import RowLoads
 from skyrl.planning.batches import uneven_parts
 
 T = TypeVar("T")
@@ -246,12 +245,12 @@ class Megatron:
         # lest they be summed twice.
         earlier: list[Tensor] = []
         if self._accumulated:
-            earlier = [buffer.grad_data.clone() for buffer in self._gradient_buffers()]
+            earlier = [buffer.grad_data.clone() for buffer in self._buffers.all]
             self._ddp.zero_grad_buffer()
         if self._watch is not None:
             self._watch.begin(factor)
         self._run(micro_batches, step, forward_only=False)
-        for buffer, gradient in zip(self._gradient_buffers() if earlier else (), earlier, strict=True):
+        for buffer, gradient in zip(self._buffers.all if earlier else (), earlier, strict=True):
             buffer.grad_data.add_(gradient)
         self._accumulated = True
         return None if self._watch is None else self._watch.work()
@@ -287,9 +286,6 @@ class Megatron:
             self._outer.zero_grad()
             self.model.forget_expert_loads()
         self._accumulated = False
-
-    def _gradient_buffers(self) -> Sequence[Any]:
-        return [*self._ddp.buffers, *self._ddp.expert_parallel_buffers]
 
     def _hidden(self, micro: MicroBatch) -> Tensor:
         inputs = {name: value for name, value in micro.layout.inputs.items() if name != "logits_to_keep"}
@@ -389,3 +385,47 @@ def make_megatron_optimizer(
         for group in inner.optimizer.param_groups:  # Megatron-core's own scheduler would do this
             group["weight_decay"] = optimizer.weight_decay * group.get("wd_mult", 1.0)
     return outer
+
+
+class RouterWatch:
+    """Collects the loads of the routers of a pipeline stage; see `skyrl.models.megatron.routers.LoadWatch`.
+
+    Every pipeline stage has its own routers, but only the last stage has the loss. Costs are therefore added on the
+    stage of their router, and metrics are summed once, at the end of the step.
+    """
+
+    def __init__(self, costs: RouterCosts, mixture: Mixture, device: torch.device) -> None:
+        """`mixture` describes the experts of the whole model, not only of this stage."""
+        self._costs, self._mixture, self._device = costs, mixture, device
+        self.begin(1.0)
+
+    def begin(self, factor: float) -> None:
+        """Reset the sums. `factor` is the divisor that Megatron-core applies to the sum of all losses."""
+        self._factor = factor
+        self._parts = dict.fromkeys(self._costs.parts, torch.zeros((), device=self._device))
+        shape = (len(self._mixture.layers), self._mixture.experts)
+        self._loads = torch.zeros(shape, device=self._device, dtype=torch.float64)
+
+    def __call__(self, layer: int, loads: RowLoads, row_weights: Tensor) -> Tensor:
+        """Cost of a layer for a micro-batch, times the factor."""
+        parts: dict[str, Tensor] = {}
+        layers = len(self._mixture.layers)
+        cost = self._costs.added(row_weights.new_zeros(()), parts, loads, row_weights) / layers
+        for name, value in parts.items():
+            self._parts[name] = self._parts[name] + value.detach() / layers
+        self._loads[layer] += (loads.chosen[0] * (row_weights != 0)[:, None]).sum(0)
+        return nan_unless_finite(cost) * self._factor
+
+    def work(self) -> RouterWork:
+        """The collected sums over all ranks that together hold one copy of the model. Collective."""
+        own = [part.double().reshape(1) for part in self._parts.values()]
+        everything = torch.cat([*own, self._loads.flatten()])
+        groups = (
+            parallel_state.get_tensor_and_context_parallel_group(),
+            parallel_state.get_pipeline_model_parallel_group(),
+        )
+        for group in groups:
+            if group.size() > 1:
+                dist.all_reduce(everything, group=group)
+        parts, loads = everything[: len(own)], everything[len(own) :]
+        return RouterWork(parts=dict(zip(self._parts, parts, strict=True)), loads=loads.view_as(self._loads))

@@ -54,6 +54,7 @@ class ScorerGroup(Generic[W_co]):
         self._rows_of_an_item = rows_of_an_item
         self._budget = budget or TokenBudget()
         self._replicas = replicas or Replicas(tuple(range(len(ranks))))
+        self._shapes_of: dict[bool, list[tuple[str, tuple[int, ...]]]] = {}
 
     async def score(self, batch: TrainingBatch) -> Tensor:
         """(B, L) float32: the scores of all rows, as a single worker would compute them."""
@@ -142,18 +143,6 @@ class ScorerGroup(Generic[W_co]):
 class LearnerGroup(ScorerGroup[L_co]):
     """The ranks of a model that learns."""
 
-    def __init__(
-        self,
-        ranks: Group[L_co],
-        budget: TokenBudget | None = None,
-        *,
-        replicas: Replicas | None = None,
-        rows_of_an_item: int = 1,
-    ) -> None:
-        """See `ScorerGroup` for the arguments."""
-        super().__init__(ranks, budget, replicas=replicas, rows_of_an_item=rows_of_an_item)
-        self._shapes_of: dict[bool, list[tuple[str, tuple[int, ...]]]] = {}
-
     async def forward_backward(self, batch: TrainingBatch, objective: Objective) -> Metrics:
         """Add the gradient of the objective over the batch to those that `optimizer_step` will use. Gradients of calls
         add up: an objective that is a mean is one over each call's batch.
@@ -219,12 +208,10 @@ def deal(batch: TrainingBatch, replicas: int, *, rows_of_an_item: int = 1) -> li
 
 def _divisible(batch: TrainingBatch, replicas: int, rows_of_an_item: int) -> TrainingBatch:
     """The batch with the last item repeated until the items divide evenly, its tokens not selected."""
-    missing = -(len(batch) // rows_of_an_item) % replicas
-    return _pad_with_idle(batch, missing, rows_of_an_item) if missing else batch
-
-
-def _pad_with_idle(batch: TrainingBatch, count: int, size: int) -> TrainingBatch:
-    rows = len(batch)
+    rows, size = len(batch), rows_of_an_item
+    count = -(rows // size) % replicas
+    if not count:
+        return batch
     index = torch.cat([torch.arange(rows), torch.arange(rows - size, rows).repeat(count)])
     tensors = attrs.asdict(batch, recurse=False, filter=attrs.filters.exclude("extras"))
     present = {name: value[index] for name, value in tensors.items() if value is not None}

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, Unpack
 
 import attrs
 import torch
@@ -21,12 +21,10 @@ from skyrl.config.settings.strategies import facts_of, reads
 from skyrl.errors import NonFiniteError, RunError
 from skyrl.learners.budget import micro_batches
 from skyrl.learners.forward import PARITY, ForwardFn, Outputs
-from skyrl.learners.host_activations import HostActivations
-from skyrl.learners.offloading import DeviceMover
+from skyrl.learners.offloading import HostActivations
 from skyrl.learners.profiling import UpdateProfiler
 from skyrl.learners.rank_metrics import Measurements, Metrics, Moments, RankMetrics
-from skyrl.learners.ranks import Ranks
-from skyrl.learners.routing import Loads, RouterCosts, RouterWork
+from skyrl.learners.routing import Loads, RouterCosts
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.schedule import (
     StepSettings,
@@ -35,10 +33,9 @@ from skyrl.learners.schedule import (
     recompute_activations,
 )
 from skyrl.learners.strategy import ModelSource
-from skyrl.learners.workers.model_worker import ModelWorker
+from skyrl.learners.workers.model_worker import ModelWorker, Placed
 from skyrl.models.dropout import dropping, dropping_modules
 from skyrl.models.lora import adapter_alone, merge_adapters, merged_shapes
-from skyrl.models.routers import RowLoads
 
 R = TypeVar("R")
 
@@ -110,9 +107,7 @@ class LearningWorker(ModelWorker):
         read: ForwardFn,
         num_training_steps: int | None,
         updates: int,
-        *,
-        ranks: Ranks,
-        mover: DeviceMover | None,
+        **placed: Unpack[Placed],
     ) -> None:
         """Loads the model of `section` with a new optimizer; `source` and `read` are as in `ModelWorker`.
 
@@ -120,7 +115,7 @@ class LearningWorker(ModelWorker):
         is the number of them in a training step.
         """
         role, optimizer = self.role, section.optimizer_config
-        super().__init__(run, section, source, read, ranks, role=role, optimizer=optimizer, mover=mover)
+        super().__init__(run, section, source, read, role=role, optimizer=optimizer, **placed)
         facts = facts_of(run)
         self._lora, self._seed = section.model.lora, run.seed
         self._tensor_parallel = facts.degrees_of(section).tensor
@@ -130,10 +125,9 @@ class LearningWorker(ModelWorker):
         self._passes = 0  # whose gradients the next optimizer step uses
         self._sums: Metrics = {}  # of their losses, on this rank
         self._skipped = 0  # optimizer steps in a row
-        self._overflowed = False  # the last step was skipped because the loss scale was too large
         self._router_costs = RouterCosts.of(section)
-        self._profiler = UpdateProfiler(f"{role}-{ranks.rank}", record_memory=run.record_memory)
-        self._profiler.write_to(trace_folder(run, section, ranks.rank))
+        self._profiler = UpdateProfiler(f"{role}-{self.ranks.rank}", record_memory=run.record_memory)
+        self._profiler.write_to(trace_folder(run, section, self.ranks.rank))
         field = section.path_of("use_dropout")
         self._dropout_modules = dropping_modules(self.model, self._lora, own=section.use_dropout, field=field)
         if run.recompute_activations and facts.recomputation is None:
@@ -159,7 +153,10 @@ class LearningWorker(ModelWorker):
         """`forward_backward` together with the other ranks; `batch` is the share of this rank's replica in a weighed
         batch.
         """
-        with self._profiler.part(), dropping(self._dropout_modules, self.device, self._dropout_seed()):
+        # for each optimizer step, pass and rank; equal on tensor-parallel ranks, which compute on the same tokens
+        later = (self._passes,) if self._passes else ()
+        seed = hash((self._seed, self.schedule.last_epoch, self.ranks.rank // self._tensor_parallel, *later))
+        with self._profiler.part(), dropping(self._dropout_modules, self.device, seed):
             sums, moments, loads = self._accumulate(batch, objective)
         self._passes += 1
         for name, value in sums.items():
@@ -181,14 +178,31 @@ class LearningWorker(ModelWorker):
             raise RunError(f"the {self._title} has no gradient: call forward_backward before optimizer_step")
         settings.refuse_unknown(self.optimizer, self._optimizer_name)
         with self._profiler.part(last=True):
-            learning_rate = self._finite_learning_rate(settings)
+            learning_rate = float(self.optimizer.param_groups[0]["lr"]) if settings.lr is None else settings.lr
+            if not math.isfinite(learning_rate):
+                raise NonFiniteError(
+                    f"the {self._title}'s learning rate is {learning_rate}: the optimizer step was not taken. Look at "
+                    f"{self._section.path_of('optimizer_config')}"
+                )
             norm = self.strategy.step(settings)
             sums, self._sums, self._passes = self._sums, {}, 0
-            metrics = {f"{self._role}_lr": learning_rate, "grad_norm": norm} | self._adapt_loss_scale(norm)
-            self._after_step(norm, sums)
-        left_out = not math.isfinite(norm)
-        _log.info("optimizer step: gradient norm %.4g%s", norm, ", left out" if left_out else "")
-        return metrics | {"skipped_updates": float(left_out)}
+            is_finite = math.isfinite(norm)
+            metrics = {f"{self._role}_lr": learning_rate, "grad_norm": norm}
+            overflowed = False  # skipped because the loss scale was too large, which does not count
+            if self._loss_scale is not None:
+                metrics["loss_scale"] = self._loss_scale.value
+                overflowed = self._loss_scale.adapt(finite=is_finite)
+            if is_finite:
+                self._skipped = 0
+            elif not overflowed:
+                self._skipped += 1
+            if self._skipped > self._max_skipped:
+                raise NonFiniteError(self._bad_norm_message(norm, sums))
+            if is_finite:
+                self._refuse_non_finite(f"after an update with gradient norm {norm:.4g}")
+                self.schedule.step()
+        _log.info("optimizer step: gradient norm %.4g%s", norm, "" if is_finite else ", left out")
+        return metrics | {"skipped_updates": float(not is_finite)}
 
     async def measure_share(self, batch: TrainingBatch, objective: Objective) -> dict[str, Moments]:
         """Moments of the numbers that `forward_backward` would log of these rows, from a pass without gradient together
@@ -204,13 +218,6 @@ class LearningWorker(ModelWorker):
         self.strategy.forward([options.prepare(micro) for _, micro in micro_batches(batch, self._train_rows)], read)
         return measured.read()[1]
 
-    def _dropout_seed(self) -> int:
-        """A seed for each optimizer step, pass and rank, equal on tensor-parallel ranks, which compute on the same
-        tokens.
-        """
-        later = (self._passes,) if self._passes else ()
-        return hash((self._seed, self.schedule.last_epoch, self.ranks.rank // self._tensor_parallel, *later))
-
     def profile(self, folder: Path | None) -> None:
         """Write a trace of each update from now on into `folder`. None stops tracing."""
         self._profiler.write_to(folder)
@@ -221,77 +228,31 @@ class LearningWorker(ModelWorker):
 
         def loss_of(outputs: Outputs, micro: MicroBatch) -> Tensor:
             loss, parts, numbers = objective(outputs.values, micro.rows, outputs.entropy)
+            rows, without_costs = micro.rows, loss
             if outputs.token_costs is not None:
-                loss = _add_token_costs(loss, parts, outputs.token_costs, micro.rows)
+                assert rows.loss_weights is not None
+                added = (outputs.token_costs * rows.loss_weights).sum()
+                parts["distillation_loss"] = added.detach()
+                loss = loss + added
             if self._options.routers is not None:
-                loss = self._add_router_costs(loss, parts, self._options.routers.loads(), micro.rows, measured)
+                assert rows.row_weights is not None
+                loads = self._options.routers.loads()
+                measured.add_loads((loads.chosen * (rows.row_weights != 0)[:, None]).sum(1))
+                loss = self._router_costs.added(loss, parts, loads, rows.row_weights)
+            if loss is not without_costs and "final_loss" in parts:
+                parts["final_loss"] = loss.detach()
             measured.add(parts | outputs.sums, outputs.numbers | numbers)
             return loss
 
         cut = [self._options.prepare(micro) for _, micro in micro_batches(batch, self._train_rows)]
         work = self.strategy.accumulate(cut, self._forward, loss_of)
-        if work is not None:
-            self._add_router_work(work, measured)
+        if work is not None:  # of routers whose costs the strategy itself has added to the loss
+            parts = dict(work.parts)
+            if self._router_costs and measured.has("final_loss"):
+                parts["final_loss"] = self._router_costs.total(parts)
+            measured.add(parts, {})
+            measured.add_loads(work.loads)
         return measured.read()
-
-    def _add_router_costs(
-        self,
-        loss: Tensor,
-        parts: dict[str, Tensor],
-        loads: RowLoads,
-        rows: TrainingBatch,
-        measured: Measurements,
-    ) -> Tensor:
-        """The loss of a micro-batch plus its share of the routers' costs."""
-        assert rows.row_weights is not None
-        measured.add_loads((loads.chosen * (rows.row_weights != 0)[:, None]).sum(1))
-        loss = self._router_costs.added(loss, parts, loads, rows.row_weights)
-        if self._router_costs and "final_loss" in parts:
-            parts["final_loss"] = loss.detach()
-        return loss
-
-    def _add_router_work(self, work: RouterWork, measured: Measurements) -> None:
-        """Record the work of routers whose costs the strategy itself has added to the loss."""
-        parts = dict(work.parts)
-        if self._router_costs and measured.has("final_loss"):
-            parts["final_loss"] = self._router_costs.total(parts)
-        measured.add(parts, {})
-        measured.add_loads(work.loads)
-
-    def _finite_learning_rate(self, settings: StepSettings) -> float:
-        """The learning rate of the next optimizer step. Raises `NonFiniteError`."""
-        learning_rate = float(self.optimizer.param_groups[0]["lr"]) if settings.lr is None else settings.lr
-        if not math.isfinite(learning_rate):
-            raise NonFiniteError(
-                f"the {self._title}'s learning rate is {learning_rate}: the optimizer step was not taken. Look at "
-                f"{self._section.path_of('optimizer_config')}"
-            )
-        return learning_rate
-
-    def _adapt_loss_scale(self, norm: float) -> Metrics:
-        """Choose the scale of the next loss, if losses are scaled. Returns the scale of this step as a metric."""
-        if self._loss_scale is None:
-            return {}
-        used = self._loss_scale.value
-        self._overflowed = self._loss_scale.adapt(finite=math.isfinite(norm))
-        return {"loss_scale": used}
-
-    def _after_step(self, norm: float, sums: Metrics) -> None:
-        """Advance the schedule after a step, or count a step that was skipped for a gradient norm that is not finite;
-        steps skipped because the loss scale was too large do not count.
-
-        Raises `NonFiniteError` for too many skipped steps in a row, and for a weight that is not finite.
-        """
-        is_finite = math.isfinite(norm)
-        if is_finite:
-            self._skipped = 0
-        elif not self._overflowed:
-            self._skipped += 1
-        if self._skipped > self._max_skipped:
-            raise NonFiniteError(self._bad_norm_message(norm, sums))
-        if is_finite:
-            self._refuse_non_finite(f"after an update with gradient norm {norm:.4g}")
-            self.schedule.step()
 
     def weights(self, dtype: str | None = None) -> Iterator[tuple[str, Tensor]]:
         """Name and value of every weight, each tied weight once, under the names of the stored model. An adapter is
@@ -368,14 +329,3 @@ class LearningWorker(ModelWorker):
             f"the {self._title}'s gradient norm is {norm} ({times}; {parts}): the optimizer step was not taken and the "
             f"weights are unchanged. Lower {self._section.path_of('optimizer_config.lr')}{data}."
         )
-
-
-def _add_token_costs(loss: Tensor, parts: dict[str, Tensor], costs: Tensor, rows: TrainingBatch) -> Tensor:
-    """The loss of a micro-batch plus the costs (B, L) of its tokens, each with the token's weight."""
-    assert rows.loss_weights is not None
-    added = (costs * rows.loss_weights).sum()
-    parts["distillation_loss"] = added.detach()
-    loss = loss + added
-    if "final_loss" in parts:
-        parts["final_loss"] = loss.detach()
-    return loss

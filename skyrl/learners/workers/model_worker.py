@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import attrs
 import torch
@@ -28,10 +28,9 @@ from skyrl.learners.forward import ForwardFn, Outputs, probe_forward, read_hidde
 from skyrl.learners.loss_scale import loss_scale_of
 from skyrl.learners.offloading import DeviceMover
 from skyrl.learners.rank_metrics import to_host
-from skyrl.learners.ranks import Ranks
+from skyrl.learners.ranks import ALONE, Ranks
 from skyrl.learners.routing import RouterCosts
-from skyrl.learners.row_layouts import MicroBatch
-from skyrl.learners.sequence_parallel import refuse_unshareable
+from skyrl.learners.row_layouts import MicroBatch, refuse_unshareable
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.learners.workers.strategies import strategy_named
 from skyrl.models.attention.segment_attention import leave_out_cudnn
@@ -40,6 +39,13 @@ from skyrl.storage.disk import Storage
 from skyrl.tree import required
 
 _log = logging.getLogger(__name__)
+
+
+class Placed(TypedDict, total=False):
+    """Where a worker computes: its ranks, by default itself alone, and what moves its state off the device."""
+
+    ranks: Ranks
+    mover: DeviceMover | None
 
 
 class ModelWorker:
@@ -51,10 +57,10 @@ class ModelWorker:
         section: ShardedModelConfig,
         source: ModelSource,
         read: ForwardFn,
-        ranks: Ranks,
         *,
         role: str,
         optimizer: OptimizerConfig | None = None,
+        ranks: Ranks = ALONE,
         mover: DeviceMover | None = None,
     ) -> None:
         """`section` is the model's own part of the configuration; `source` loads the model before it has learned
@@ -119,14 +125,11 @@ class ModelWorker:
         """(B, L) float32, without gradient: the model's score of each selected token, 0 elsewhere; (0, L) on a rank
         that does not report. `batch` is the share of this rank's replica.
         """
-        if batch.micro_batches is None:
-            [batch] = self._budget.plan([batch])
-        cut = list(micro_batches(batch, self._forward_rows))
-        outputs = self.strategy.forward([self._options.prepare(micro) for _, micro in cut], self._score)
+        cut, outputs = self._outputs(batch, lambda model, micro: self._forward(model, micro).values)
         scored = torch.zeros(batch.input_ids.shape)
         if not self.ranks.reports:
             return scored[:0]
-        for (index, _), values in zip(cut, to_host(outputs), strict=True):
+        for (index, _), values in zip(cut, outputs, strict=True):
             scored[index, : values.shape[1]] = values
         return scored
 
@@ -231,23 +234,29 @@ class ModelWorker:
 
     async def _read_selected(self, batch: TrainingBatch, read: Callable[[nn.Module, MicroBatch], Tensor]) -> RowTensors:
         """What `read` gives for the selected tokens of a micro-batch, by row; none on a rank that does not report."""
-        if batch.micro_batches is None:
-            [batch] = self._budget.plan([batch])
-        cut = list(micro_batches(batch, self._forward_rows))
-        outputs = self.strategy.forward([self._options.prepare(micro) for _, micro in cut], read)
+        cut, outputs = self._outputs(batch, read)
         if not self.ranks.reports:
             return RowTensors(values=torch.zeros(0), counts=torch.zeros(0, dtype=torch.int64))
         rows: dict[int, Tensor] = {}
-        for (index, micro), states in zip(cut, to_host(outputs), strict=True):
+        for (index, micro), states in zip(cut, outputs, strict=True):
             row_states = states.split(micro.loss_mask.sum(1).tolist())
             rows |= zip(index.tolist(), row_states, strict=True)
         return RowTensors.of([rows[row] for row in range(len(batch))])
 
+    def _outputs(
+        self, batch: TrainingBatch, read: Callable[[nn.Module, MicroBatch], Tensor]
+    ) -> tuple[list[tuple[Tensor, TrainingBatch]], list[Tensor]]:
+        """Micro-batches with the indices of their rows, and what `read` gives for each, in host memory if this rank
+        reports.
+        """
+        if batch.micro_batches is None:
+            [batch] = self._budget.plan([batch])
+        cut = list(micro_batches(batch, self._forward_rows))
+        outputs = self.strategy.forward([self._options.prepare(micro) for _, micro in cut], read)
+        return cut, to_host(outputs) if self.ranks.reports else outputs
+
     def _forward(self, model: nn.Module, micro: MicroBatch) -> Outputs:
         return self._read(model, micro, self._options)
-
-    def _score(self, model: nn.Module, micro: MicroBatch) -> Tensor:
-        return self._forward(model, micro).values
 
 
 def token_budget(run: RunBasics) -> TokenBudget:

@@ -6,22 +6,57 @@ the weights that it computes with. Only this module reads or writes those pieces
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from attrs import frozen
 from torch import Tensor, nn
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.learners.ranks import Ranks
-from skyrl.learners.sharing import check_complete, slots_of
-from skyrl.learners.zero.groups import Cut
+from skyrl.learners.sharing import check_complete, even_share, slots_of
 from skyrl.models.files.naming import named_weights
 
 SLOTS = ("exp_avg", "exp_avg_sq")
 """Names of the state that AdamW keeps for each weight, besides the number of steps."""
+
+
+@frozen(eq=False)
+class Cut:
+    """One of the equal parts of a tensor along a dimension, and the ranks that have the others."""
+
+    dim: int
+    group: dist.ProcessGroup
+
+    def whole_shape(self, own: torch.Size) -> torch.Size:
+        """Shape of the whole tensor, given the shape `own` of a part."""
+        return torch.Size(n * self.group.size() if dim == self.dim else n for dim, n in enumerate(own))
+
+    def gathered(self, own: Tensor) -> Tensor:
+        """The whole tensor on every rank. Collective."""
+        parts = [torch.empty_like(own, memory_format=torch.contiguous_format) for _ in range(self.group.size())]
+        dist.all_gather(parts, own.contiguous(), group=self.group)
+        return torch.cat(parts, dim=self.dim)
+
+    def start_of(self, own: torch.Size) -> int:
+        """Index of the part's first number in the flattened whole. The part must consist of whole rows (`dim` 0)."""
+        assert self.dim == 0
+        return self.group.rank() * own.numel()
+
+    def read(self, source: TensorSource, name: str, own: torch.Size, start: int, count: int) -> Tensor:
+        """(count,): numbers from `start` of the flattened part of shape `own`, read from the whole stored tensor."""
+        if self.dim == 0:
+            return source.read(name, self.start_of(own) + start, count)
+        width = own[1:].numel()
+        whole_width, first_column = width * self.group.size(), width * self.group.rank()
+        first, last = start // width, math.ceil((start + count) / width)
+        rows = source.read(name, first * whole_width, (last - first) * whole_width).view(-1, whole_width)
+        return rows[:, first_column : first_column + width].reshape(-1)[start - first * width :][:count]
 
 
 class ZeroState:
@@ -50,7 +85,9 @@ class ZeroState:
 
     def named_shapes(self) -> dict[str, Tensor]:
         """Meta tensors of the shape of each whole weight, float32."""
-        return {name: torch.empty(self._whole_shape(name, weight), device="meta") for name, weight in self.weights()}
+        named = ((name, _shape(weight), self._cuts.get(name)) for name, weight in self.weights())
+        shapes = {name: shape if cut is None else cut.whole_shape(shape) for name, shape, cut in named}
+        return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
     def gather(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Tensor]]:
         """Every weight by name, in its whole shape and rounded to `dtype`, one at a time."""
@@ -75,20 +112,17 @@ class ZeroState:
     def add_gradients(self, earlier: Sequence[Tensor]) -> None:
         """Add what `take_gradients` returned before the pass that has just ended."""
         optimizer: Any = self._engine.optimizer
-        if not optimizer.cpu_offload:
-            gradients = [item for group in optimizer.averaged_gradients.values() for item in group]
-            for gradient, before in zip(gradients, earlier, strict=True):
-                gradient.add_(before)
-            return
-        flat = [master.grad for master in optimizer.single_partition_of_fp32_groups]
-        for gradient, before in zip(flat, earlier, strict=True):
+        if optimizer.cpu_offload:
+            held = [master.grad for master in optimizer.single_partition_of_fp32_groups]
+        else:
+            held = [gradient for group in optimizer.averaged_gradients.values() for gradient in group]
+        for gradient, before in zip(held, earlier, strict=True):
             gradient.add_(before)
-        for parameter, (group, _, start, count) in optimizer.grad_position.items():
-            if parameter in optimizer.norm_for_param_grads:  # the offloading optimizer clips by norms that it keeps
-                part = flat[group].view(-1)[start : start + count]
-                optimizer.norm_for_param_grads[parameter] = part.to(
-                    optimizer.norm_for_param_grads[parameter].dtype
-                ).norm(2)
+        norms = optimizer.norm_for_param_grads if optimizer.cpu_offload else {}  # kept to clip by
+        for parameter, (group, _, start, count) in optimizer.grad_position.items() if norms else ():
+            if parameter in norms:
+                part = held[group].view(-1)[start : start + count]
+                norms[parameter] = part.to(norms[parameter].dtype).norm(2)
 
     def tensor_shards(self) -> Iterator[TensorShard]:
         """Shards of this rank, see `Strategy.tensor_shards`: in stage 0 the first rank has all of them, from stage 1 on
@@ -131,40 +165,29 @@ class ZeroState:
         )
         return context
 
-    def _whole_shape(self, name: str, weight: Tensor) -> torch.Size:
-        cut = self._cuts.get(name)
-        return _shape(weight) if cut is None else cut.whole_shape(_shape(weight))
-
     def _stored_shards(self, key: str, name: str, weight: Tensor, slot: str | None) -> Iterator[TensorShard]:
-        """The shards that this rank stores under `key`, of a weight or of one of its slots."""
+        """What this rank stores under `key`: its stretch of the flattened weight or slot, if it has one that no other
+        rank stores.
+        """
         cut = self._cuts.get(name)
         if cut is not None and cut.dim:  # columns are not contiguous in the whole
-            yield from self._even_share(key, cut.gathered(self._whole_part(weight, slot)))
-        elif cut is not None or self._part == 0:
-            yield from self._local_shard(key, weight, slot, cut)
-
-    def _local_shard(self, key: str, weight: Tensor, slot: str | None, cut: Cut | None) -> Iterator[TensorShard]:
-        """This rank's stretch of the flattened weight or slot, if it has one that no other rank stores."""
+            full = cut.gathered(self._whole_part(weight, slot))
+            yield from even_share(key, full, self._ranks.rank, self._ranks.size)
+            return
+        if cut is None and self._part:
+            return  # another rank has the same
         shape = _shape(weight)
         start: int = 0
         numbers: Tensor | None
         if (slot is None and self._is_whole(weight)) or self._stage == 0:
-            numbers = self._whole_part(weight, slot)
-            numbers = None if self._copy else numbers
+            whole = self._whole_part(weight, slot)
+            numbers = None if self._copy else whole
         else:
             start, numbers = self._stretch(weight, slot)
         if cut is not None:
             start, shape = start + cut.start_of(shape), cut.whole_shape(shape)
         if numbers is not None and numbers.numel():
             yield TensorShard(name=key, shape=tuple(shape), start=start, numbers=numbers)
-
-    def _even_share(self, name: str, full: Tensor) -> Iterator[TensorShard]:
-        """This rank's equal share of a tensor that all ranks have."""
-        size = -(-full.numel() // self._ranks.size)
-        start = size * self._ranks.rank
-        numbers = full.view(-1)[start : start + size]
-        if numbers.numel():
-            yield TensorShard(name=name, shape=tuple(full.shape), start=start, numbers=numbers)
 
     def _stretch(self, weight: Any, slot: str | None) -> tuple[int, Tensor | None]:
         """Start of this rank's stretch of a weight or slot, and its numbers."""
@@ -214,16 +237,6 @@ class ZeroState:
         wrapper = self._engine.optimizer
         return wrapper.optimizer if self._stage else wrapper
 
-    def _flat_masters(self) -> list[Tensor]:
-        """Flat pieces of the weights that the optimizer updates on this rank; in stage 0 the weights themselves."""
-        wrapper = self._engine.optimizer
-        match self._stage:
-            case 0:
-                return [parameter for parameter in self._module.parameters() if parameter.requires_grad]
-            case 3:
-                return list(wrapper.fp32_partitioned_groups_flat)
-        return list(wrapper.single_partition_of_fp32_groups)
-
     def _reset_optimizer(self, source: TensorSource, slots: Mapping[str, list[str]]) -> None:
         """Create empty slots for every piece, or none if the stored optimizer had not taken a step."""
         state = self._torch_optimizer.state
@@ -231,7 +244,16 @@ class ZeroState:
         if not slots:
             return
         step = source.read(f"optimizer.{next(iter(slots))}.step").view(())
-        for shard in self._flat_masters():
+        # the flat pieces of the weights that the optimizer updates on this rank; in stage 0 the weights themselves
+        wrapper = self._engine.optimizer
+        match self._stage:
+            case 0:
+                masters = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
+            case 3:
+                masters = wrapper.fp32_partitioned_groups_flat
+            case _:
+                masters = wrapper.single_partition_of_fp32_groups
+        for shard in masters:
             state[shard] = {"step": step.clone()} | {slot: torch.zeros_like(shard) for slot in SLOTS}
         self._link_optimizer_state()
 

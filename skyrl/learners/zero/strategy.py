@@ -1,6 +1,6 @@
 """DeepSpeed's Zero Redundancy Optimizer (arXiv:1910.02054), stages 0 to 3, behind the same contract as FSDP2.
 
-DeepSpeed is imported when the first model is made. Its engine gets torch's optimizer and our schedule; `zero/config.py`
+DeepSpeed is imported when the first model is made. Its engine gets torch's optimizer and our schedule; `engine_config`
 makes its other settings, and `zero/state.py` reads and writes its state.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,26 +17,60 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from attrs import frozen
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
-from skyrl.config import DeepSpeedConfig
+from skyrl.config import DeepSpeedConfig, OptimizerConfig
+from skyrl.config.settings.deepspeed import OffloadConfig, ZeroOptimizationConfig
 from skyrl.errors import UserError
 from skyrl.installation import install_command
 from skyrl.learners.data_parallel import DataParallel, computing_in
 from skyrl.learners.offloading import HOST
-from skyrl.learners.ranks import TENSOR
+from skyrl.learners.ranks import SHARD, TENSOR
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.schedule import StepSettings, make_optimizer
 from skyrl.learners.strategy import ModelSource, StrategyContext
-from skyrl.learners.zero.config import engine_config
-from skyrl.learners.zero.groups import Cut, ParallelUnit
-from skyrl.learners.zero.state import ZeroState
+from skyrl.learners.zero.state import Cut, ZeroState
 from skyrl.models.parallel.auto_tp import cut_by_deepspeed
 from skyrl.models.parallel.tensor_parallel import refuse_uncuttable, refuse_wrong_cut
+from skyrl.tree.classes import fields_of
 
 T = TypeVar("T")
+
+
+@frozen(eq=False)
+class ParallelUnit:
+    """The object that DeepSpeed and Megatron call `mpu`, with the methods that DeepSpeed uses."""
+
+    mesh: DeviceMesh
+    """Its dimensions are `shard`, the ranks with the same part of every matrix, and `tensor`."""
+
+    def get_model_parallel_group(self) -> dist.ProcessGroup:
+        """This rank's group of ranks that cut matrices among them."""
+        return self.mesh.get_group(TENSOR)
+
+    def get_model_parallel_world_size(self) -> int:
+        """Number of ranks that cut matrices among them."""
+        return self.mesh.size(list(self.mesh.mesh_dim_names or ()).index(TENSOR))
+
+    def get_model_parallel_rank(self) -> int:
+        """Index of this rank among the ranks that cut matrices, counted from 0."""
+        return self.mesh.get_local_rank(TENSOR)
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup:
+        """Ranks with the same part of every matrix, over which gradients are averaged and state is sharded."""
+        return self.mesh.get_group(SHARD)
+
+    def get_data_parallel_world_size(self) -> int:
+        """Number of ranks with the same part of every matrix."""
+        return self.get_data_parallel_group().size()
+
+    def get_data_parallel_rank(self) -> int:
+        """Index of this rank among the ranks with the same part of every matrix, counted from 0."""
+        return self.mesh.get_local_rank(SHARD)
 
 
 class Zero(DataParallel):
@@ -275,3 +310,45 @@ def import_deepspeed(device: torch.device, field: str = "trainer.strategy") -> M
     operators: dict[str, bool] = importlib.import_module("deepspeed.ops").__compatible_ops__
     operators["deepspeed_shm_comm"] = False
     return deepspeed
+
+
+def engine_config(
+    config: DeepSpeedConfig,
+    optimizer: OptimizerConfig | None,
+    *,
+    compute_dtype: torch.dtype,
+    micro_batch_rows: int,
+    device: torch.device,
+) -> dict[str, Any]:
+    """The configuration of `deepspeed.initialize` for one model; `optimizer` is None for a model that never changes.
+
+    Sizes that are `"auto"` are left out, so that DeepSpeed's defaults apply. `gradient_clipping` comes from
+    `optimizer_config.max_grad_norm`; 0 disables clipping in DeepSpeed, too. Stage 0 shards nothing and keeps its
+    weights in float32: it computes under autocast and clips as a single process does.
+    """
+    zero, stage = config.zero_optimization, config.zero_optimization.stage
+    named = {name: getattr(zero, name) for name in fields_of(ZeroOptimizationConfig)}
+    sharding = {name: value for name, value in named.items() if not isinstance(value, OffloadConfig | str)}
+    places = (("offload_param", zero.offload_param, 3), ("offload_optimizer", zero.offload_optimizer, 1))
+    for name, offload, first_stage in places:
+        if offload.device != "none" and stage >= first_stage:
+            pins = offload.pin_memory and device.type == "cuda"  # pinning only speeds up copies to a GPU
+            nvme = {"nvme_path": offload.nvme_path} if offload.nvme_path else {}
+            sharding[name] = {"device": offload.device, "pin_memory": pins, **nvme}
+    clipping = optimizer.max_grad_norm if optimizer and stage else 0.0
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": micro_batch_rows,
+        "gradient_accumulation_steps": 1,  # each micro-batch says whether its mini-batch ends
+        "steps_per_print": sys.maxsize,
+        "zero_optimization": sharding,
+        "zero_allow_untested_optimizer": True,  # the optimizer is torch's, as under every strategy
+        "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": config.gradient_clipping or clipping,
+        "bf16": {"enabled": compute_dtype is torch.bfloat16 and stage > 0},
+        "prescale_gradients": config.prescale_gradients,
+        "wall_clock_breakdown": config.wall_clock_breakdown,
+    }
+    if config.communication_data_type is not None:
+        dtype, short = config.communication_data_type, {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+        settings["communication_data_type"] = short.get(dtype, dtype)  # DeepSpeed accepts the short names alone
+    return settings

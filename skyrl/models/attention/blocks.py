@@ -8,8 +8,8 @@ return both in forward and accept both in backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from attrs import frozen
@@ -37,14 +37,13 @@ def forward_of(
     Shapes: query (1, heads, Q, D), key and value (1, kv_heads, K, D) -> (1, heads, Q, D) in the queries' type and
     (1, heads, Q) float32. Every query must be in a block.
     """
-    kernel, repeats = _kernel(query), query.shape[1] // key.shape[1]
+    repeats = query.shape[1] // key.shape[1]
     mixed = torch.zeros(query.shape, dtype=_exact(query), device=query.device)
     norms = torch.full(query.shape[:3], -torch.inf, dtype=_exact(query), device=query.device)
     for block in blocks:
-        own, keys = block.queries, block.keys
-        output, norm = kernel.forward(
-            query[:, :, own], *_grouped(repeats, key[:, :, keys], value[:, :, keys]), block.causal, scale
-        )
+        own = block.queries
+        keys, values = (_grouped(item[:, :, block.keys], repeats) for item in (key, value))
+        output, norm = _forward(query[:, :, own], keys, values, block.causal, scale)
         before, total = norms[:, :, own], torch.logaddexp(norms[:, :, own], norm)
         mixed[:, :, own] = mixed[:, :, own] * (before - total).exp().unsqueeze(-1) + output * (
             norm - total
@@ -64,14 +63,16 @@ def backward_of(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, in their shapes and types, from the gradient of `mixed` (1, heads, Q, D)."""
-    kernel, repeats = _kernel(query), query.shape[1] // key.shape[1]
+    repeats = query.shape[1] // key.shape[1]
     totals = [torch.zeros(item.shape, dtype=_exact(query), device=query.device) for item in (query, key, value)]
     for block in blocks:
-        own, keys = block.queries, block.keys
-        gradients = kernel.backward(
+        own = block.queries
+        keys, values = (_grouped(item[:, :, block.keys], repeats) for item in (key, value))
+        gradients = _backward(
             gradient[:, :, own].contiguous(),
             query[:, :, own],
-            *_grouped(repeats, key[:, :, keys], value[:, :, keys]),
+            keys,
+            values,
             mixed[:, :, own],
             norms[:, :, own].contiguous(),
             block.causal,
@@ -79,7 +80,7 @@ def backward_of(
         )
         totals[0][:, :, own] += gradients[0]
         for total, of_heads in zip(totals[1:], gradients[1:], strict=True):
-            total[:, :, keys] += of_heads.unflatten(1, (-1, repeats)).sum(2)
+            total[:, :, block.keys] += of_heads.unflatten(1, (-1, repeats)).sum(2)
     return totals[0].to(query.dtype), totals[1].to(key.dtype), totals[2].to(value.dtype)
 
 
@@ -88,93 +89,54 @@ def _exact(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _grouped(repeats: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-    return tuple(tensor.repeat_interleave(repeats, dim=1) if repeats > 1 else tensor for tensor in tensors)
-
-
-@frozen
-class _Kernel:
-    """One of torch's attention kernels. Forward maps query, key, value, causal and scale to output and log-sum-exp;
-    backward maps gradient, query, key, value, output, log-sum-exp, causal and scale to the three gradients.
-    """
-
-    forward: Callable[..., tuple[Tensor, Tensor]]
-    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
-
-
-def _kernel(query: Tensor) -> _Kernel:
-    if query.device.type == "cpu":
-        return _CPU
-    return _FLASH if query.dtype.itemsize == 2 and query.shape[-1] % 8 == 0 else _EFFICIENT
-
-
-def _cpu_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    result: tuple[Tensor, Tensor] = _ATEN._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, causal, scale=scale
-    )
-    return result
-
-
-def _cpu_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, norm: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    result: tuple[Tensor, Tensor, Tensor] = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
-        gradient, query, key, value, mixed, norm, 0.0, causal, scale=scale
-    )
-    return result
-
-
-def _flash_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    mixed, norm, *_ = _ATEN._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, False, scale=scale)
-    return mixed, norm
-
-
-def _flash_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, norm: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    seed = torch.zeros(2, dtype=torch.uint64, device=query.device)  # the seed of dropout, which is off
-    lengths = query.shape[2], key.shape[2]
-    result: tuple[Tensor, Tensor, Tensor] = _ATEN._scaled_dot_product_flash_attention_backward(
-        gradient, query, key, value, mixed, norm, None, None, *lengths, 0.0, causal, seed, seed[:0], scale=scale
-    )
-    return result
+def _grouped(tensor: Tensor, repeats: int) -> Tensor:
+    return tensor.repeat_interleave(repeats, dim=1) if repeats > 1 else tensor
 
 
 _LSE_ALIGNED = 32
 """The memory-efficient kernel of float32 pads the queries of its log-sum-exp to a multiple of this number."""
 
 
-def _efficient_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    mixed, norm, *_ = _ATEN._scaled_dot_product_efficient_attention(
-        query, key, value, None, True, 0.0, causal, scale=scale
-    )
-    return mixed, norm[:, :, : query.shape[2]]
+def _kernel(query: Tensor) -> Literal["cpu", "flash", "efficient"]:
+    if query.device.type == "cpu":
+        return "cpu"
+    return "flash" if query.dtype.itemsize == 2 and query.shape[-1] % 8 == 0 else "efficient"
 
 
-def _efficient_backward(
+def _forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of one block."""
+    match _kernel(query):
+        case "cpu":
+            kernel = _ATEN._scaled_dot_product_flash_attention_for_cpu
+            mixed, norm = kernel(query, key, value, 0.0, causal, scale=scale)
+        case "flash":
+            kernel = _ATEN._scaled_dot_product_flash_attention
+            mixed, norm, *_ = kernel(query, key, value, 0.0, causal, False, scale=scale)
+        case "efficient":
+            kernel = _ATEN._scaled_dot_product_efficient_attention
+            mixed, norm, *_ = kernel(query, key, value, None, True, 0.0, causal, scale=scale)
+            norm = norm[:, :, : query.shape[2]]
+    return mixed, norm
+
+
+def _backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, norm: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    padded = torch.nn.functional.pad(norm, (0, -norm.shape[2] % _LSE_ALIGNED), value=torch.inf)
-    seed = torch.zeros((), dtype=torch.int64, device=query.device)
-    gradients = _ATEN._scaled_dot_product_efficient_attention_backward(
-        gradient,
-        query,
-        key,
-        value,
-        None,
-        mixed,
-        padded,
-        seed,
-        seed,
-        0.0,
-        [True, True, True, False],
-        causal,
-        scale=scale,
-    )
-    for_query, for_key, for_value, _ = gradients
-    return for_query, for_key, for_value
-
-
-_CPU = _Kernel(_cpu_forward, _cpu_backward)
-_FLASH = _Kernel(_flash_forward, _flash_backward)
-_EFFICIENT = _Kernel(_efficient_forward, _efficient_backward)
+) -> Sequence[Tensor]:
+    """Gradients of query, key and value of one block."""
+    inputs = (gradient, query, key, value)
+    gradients: Sequence[Tensor]
+    match _kernel(query):
+        case "cpu":
+            kernel = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward
+            gradients = kernel(*inputs, mixed, norm, 0.0, causal, scale=scale)
+        case "flash":
+            kernel = _ATEN._scaled_dot_product_flash_attention_backward
+            seed = torch.zeros(2, dtype=torch.uint64, device=query.device)  # the seed of dropout, which is off
+            sizes = (None, None, query.shape[2], key.shape[2])
+            gradients = kernel(*inputs, mixed, norm, *sizes, 0.0, causal, seed, seed[:0], scale=scale)
+        case "efficient":
+            kernel = _ATEN._scaled_dot_product_efficient_attention_backward
+            padded = torch.nn.functional.pad(norm, (0, -norm.shape[2] % _LSE_ALIGNED), value=torch.inf)
+            seed, needed = torch.zeros((), dtype=torch.int64, device=query.device), [True, True, True, False]
+            gradients = kernel(*inputs, None, mixed, padded, seed, seed, 0.0, needed, causal, scale=scale)[:3]
+    return gradients

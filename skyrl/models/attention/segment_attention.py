@@ -298,8 +298,7 @@ def segment_attention(
         return attend(query, key, value, weighing, seen=seen).transpose(1, 2).contiguous(), None
 
     def attend_all(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        kernel = next(item for item in KERNELS if item.suits(segments, query) and item.computes(weighing))
-        return kernel.attend(segments, query, key, value, weighing)
+        return kernel_for(segments, query, weighing)(segments, query, key, value, weighing)
 
     if row_sharing is None:
         return attend_all(query, key, value), None
@@ -349,22 +348,26 @@ def _are_long(segments: Segments, query: Tensor) -> bool:
     return min(rows) >= LONG and query.dtype.itemsize == 2 and has_cudnn_attention(query.device)
 
 
+def kernel_for(segments: Segments, query: Tensor, weighing: Weighing) -> Callable[..., Tensor]:
+    """The first suitable way to compute attention inside segments, a function of segments, query, key, value and
+    weighing with the shapes of `segment_attention`; `query` is (1, heads, T, D).
+
+    On CUDA all sequences share one call, or are long enough for a call each; masks and short calls are for the CPU, and
+    for weights that torch's kernels do not compute.
+    """
+    head, on_gpu = query.shape[-1], query.device.type == "cuda"
+    if weighing.plain and not weighing.dropout and _are_long(segments, query):
+        return _long
+    if not weighing.dropout and not weighing.spelled_out and head % 8 == 0:
+        if head <= LARGEST_HEAD and query.dtype.itemsize == 2 and has_varlen_kernels(query.device):
+            return _varlen
+        if weighing.bounds.window is None and on_gpu and torch.version.hip is None:
+            return _efficient
+    return _side_by_side if segments.fit_together else _attend_per_segment
+
+
 def _long(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
     return _attend_per_segment(segments, query, key, value, attrs.evolve(weighing, by_cudnn=True))
-
-
-def _takes_efficient(segments: Segments, query: Tensor) -> bool:
-    return query.device.type == "cuda" and query.shape[-1] % 8 == 0 and torch.version.hip is None
-
-
-def _efficient(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
-    return efficient_attention(segments.sequences(weighing.bounds), query, key, value, weighing.scaling)
-
-
-def _takes_varlen(segments: Segments, query: Tensor) -> bool:
-    head = query.shape[-1]
-    fits = head % 8 == 0 and head <= LARGEST_HEAD and query.dtype.itemsize == 2
-    return fits and has_varlen_kernels(query.device)
 
 
 def _varlen(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
@@ -372,12 +375,8 @@ def _varlen(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weigh
     return varlen_attention(segments.sequences(bounds), query, key, value, weighing.scaling, window=bounds.window)
 
 
-def _has_short_groups(segments: Segments, query: Tensor) -> bool:
-    return segments.fit_together
-
-
-def _side_by_side(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
-    return _attend_padded(segments.together(weighing.bounds), query, key, value, weighing)
+def _efficient(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
+    return efficient_attention(segments.sequences(weighing.bounds), query, key, value, weighing.scaling)
 
 
 def _attend_per_segment(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
@@ -394,8 +393,9 @@ def _attend_per_segment(segments: Segments, query: Tensor, key: Tensor, value: T
     return torch.cat(mixed, dim=2).transpose(1, 2).contiguous()
 
 
-def _attend_padded(together: _PaddedSegments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
+def _side_by_side(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
     """(1, T, heads, D), from one call over padded segments."""
+    together = segments.together(weighing.bounds)
     rows, columns = together.positions.shape
     query, key, value = (
         item[0].transpose(0, 1)[together.positions.flatten()].view(rows, columns, *item.shape[1::2]).transpose(1, 2)
@@ -466,37 +466,3 @@ def _spelled_out(query: Tensor, key: Tensor, value: Tensor, weighing: Weighing, 
         weights = torch.softmax(scores, dim=-1)
     weights = torch.nn.functional.dropout(weights.to(query.dtype), weighing.dropout)
     return weights @ value
-
-
-@attrs.frozen(kw_only=True)
-class Kernel:
-    """One way to compute attention inside segments."""
-
-    suits: Callable[[Segments, Tensor], bool]
-    """Whether the kernel can run for these segments and this query, (1, heads, T, D)."""
-
-    attend: Callable[[Segments, Tensor, Tensor, Tensor, Weighing], Tensor]
-    """Segments, query, key and value, as in `segment_attention` -> (1, T, heads, D)."""
-
-    computes: Callable[[Weighing], bool] = lambda weighing: True
-    """Whether the kernel computes these weights."""
-
-
-KERNELS = (
-    Kernel(suits=_are_long, attend=_long, computes=lambda weighing: weighing.plain and not weighing.dropout),
-    Kernel(
-        suits=_takes_varlen,
-        attend=_varlen,
-        computes=lambda weighing: not weighing.dropout and not weighing.spelled_out,
-    ),
-    Kernel(
-        suits=_takes_efficient,
-        attend=_efficient,
-        computes=lambda weighing: not weighing.dropout and not weighing.spelled_out and weighing.bounds.window is None,
-    ),
-    Kernel(suits=_has_short_groups, attend=_side_by_side),
-    Kernel(suits=lambda segments, query: True, attend=_attend_per_segment),
-)
-"""Ways to compute attention inside segments, of which the first suitable one is used. On CUDA all sequences share one
-call, or are long enough for a call each; masks and short calls are for the CPU, and for weights that torch's kernels do
-not compute."""

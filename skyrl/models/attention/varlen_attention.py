@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from skyrl.models.attention.segments import Segment, joined_ranges
 
@@ -212,15 +213,9 @@ def has_varlen_kernels(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= AMPERE
 
 
-class _Context(Protocol):
-    """What autograd passes from forward to backward."""
-
+class _Context(FunctionCtx):
+    saved_tensors: tuple[Tensor, ...]
     shape: torch.Size
-
-    @property
-    def saved_tensors(self) -> tuple[Tensor, ...]: ...
-
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
 
 
 class _Gathered(torch.autograd.Function):

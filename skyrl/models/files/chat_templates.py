@@ -78,17 +78,27 @@ def with_template(
     `path` is the dotted path of the configuration, for messages.
 
     Raises `ConfigError` for a name that is not built in, and for a file that cannot be read, is too large, or is not a
-    template that the sandbox accepts.
+    template that the sandbox accepts: faults that any conversation reveals, an endless loop among them.
     """
-    text = configured_template(config, path)
+    text, name = configured_template(config, path), config.name_or_path
     if text is None:
         return tokenizer
     changed = copy.copy(tokenizer)
     changed.chat_template = text
+    messages = [{"role": "user", "content": "?"}]
     try:
-        _refuse_broken(changed, str(config.name_or_path))
-    except _Unusable as error:
-        raise error.at(path) from error
+        with bounded(f"the chat template {name}"):
+            changed.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except TemplateTimeoutError as error:
+        raise _unusable(path, str(error)) from error
+    except TemplateSyntaxError as error:
+        message = f"{name}, line {error.lineno} is not a Jinja template: {error.message}"
+        raise _unusable(path, message) from error
+    except SecurityError as error:
+        message = f"{name} does something that the chat template sandbox forbids: {error}"
+        raise _unusable(path, message) from error
+    except Exception:  # noqa: BLE001 - a template may raise anything for messages that it does not expect
+        pass  # the messages of the data come later, and refusing those is an error
     return changed
 
 
@@ -100,72 +110,37 @@ def unread_variables(tokenizer: ChatTokenizer, arguments: Mapping[str, Any]) -> 
 
 def configured_template(config: ChatTemplateConfig, path: str = "generator.chat_template") -> str | None:
     """The text of the configured template, or None if the tokenizer's is used. Raises `ConfigError`."""
+    name = config.name_or_path
+    if name is None:
+        return None
+    if config.source != "file":
+        if name not in BUILT_IN:
+            raise _unusable(path, f"there is no built-in template {name!r}; available: {', '.join(BUILT_IN)}")
+        return BUILT_IN[name]
+    stored = Path(name).expanduser()
     try:
-        return _text(config)
-    except _Unusable as error:
-        raise error.at(path) from error
+        with stored.open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise _unusable(path, f"the chat template {stored} cannot be read: {error.strerror}") from error
+    if len(content) > LARGEST_FILE:
+        raise _unusable(path, f"{stored} has more than {LARGEST_FILE} bytes, which no chat template needs")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise _unusable(path, f"{stored} is not UTF-8 text") from error
+
+
+def _unusable(path: str, message: str) -> ConfigError:
+    """The error at the field that names the template."""
+    return ConfigError([Problem(path=f"{path}.name_or_path", message=message)])
 
 
 def with_defaults(template: str, arguments: Mapping[str, Any]) -> str:
     """The template with default values for the variables that the caller does not set."""
+    literals = json.loads(json.dumps(dict(arguments), default=dict))  # whose `repr` is a literal of Jinja, too
     lines = (
-        f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif %}}"
-        for name, value in arguments.items()
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {value!r} %}}{{%- endif %}}"
+        for name, value in literals.items()
     )
     return "".join(lines) + template
-
-
-def _literal(value: object) -> str:
-    """The value as a Jinja literal, which has Python's syntax."""
-    return repr(json.loads(json.dumps(value, default=dict)))
-
-
-class _Unusable(Exception):
-    """Raised for a template that cannot be used, with the reason."""
-
-    def at(self, path: str) -> ConfigError:
-        """The error for the user, at the field that names the template."""
-        return ConfigError([Problem(path=f"{path}.name_or_path", message=str(self))])
-
-
-def _text(config: ChatTemplateConfig) -> str | None:
-    name = config.name_or_path
-    if name is None:
-        return None
-    if config.source == "file":
-        return _read_template(Path(name).expanduser())
-    if name not in BUILT_IN:
-        raise _Unusable(f"there is no built-in template {name!r}; available: {', '.join(BUILT_IN)}")
-    return BUILT_IN[name]
-
-
-def _read_template(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST_FILE + 1)
-    except OSError as error:
-        raise _Unusable(f"the chat template {path} cannot be read: {error.strerror}") from error
-    if len(content) > LARGEST_FILE:
-        raise _Unusable(f"{path} has more than {LARGEST_FILE} bytes, which no chat template needs")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise _Unusable(f"{path} is not UTF-8 text") from error
-
-
-def _refuse_broken(tokenizer: ChatTokenizer, name: str) -> None:
-    """Refuse a template with faults that any conversation reveals: invalid Jinja, leaving the sandbox, or an endless
-    loop.
-    """
-    messages = [{"role": "user", "content": "?"}]
-    try:
-        with bounded(f"the chat template {name}"):
-            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except TemplateTimeoutError as error:
-        raise _Unusable(str(error)) from error
-    except TemplateSyntaxError as error:
-        raise _Unusable(f"{name}, line {error.lineno} is not a Jinja template: {error.message}") from error
-    except SecurityError as error:
-        raise _Unusable(f"{name} does something that the chat template sandbox forbids: {error}") from error
-    except Exception:  # noqa: BLE001 - a template may raise anything for messages that it does not expect
-        pass  # the messages of the data come later, and refusing those is an error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ class ModelFiles:
     @property
     def experts(self) -> int | None:
         """Experts of a layer; None for a model without experts."""
-        return next(_experts(self.config), None)
+        return _experts(self.config) or None
 
     @property
     def has_tokenizer(self) -> bool:
@@ -118,7 +118,17 @@ class ModelFiles:
         Counts a decoder's embeddings, attention and gated feed-forward layers, experts included; norms, biases and
         routers, less than a hundredth, are left out.
         """
-        return _parameters(self.config)
+        sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        if any(not isinstance(self.config.get(name), int) for name in sizes):
+            return None
+        vocabulary, hidden, layers, heads, inner = (int(self.config[name]) for name in sizes)
+        head = self.config.get("head_dim") or hidden // heads
+        groups = self.config.get("num_key_value_heads") or heads
+        experts = _experts(self.config) or 1
+        inner = self.config.get("moe_intermediate_size") or inner if experts > 1 else inner
+        attention = hidden * head * 2 * (heads + groups)
+        embeddings = vocabulary * hidden * (1 if self.config.get("tie_word_embeddings") else 2)
+        return int(embeddings + layers * (attention + 3 * hidden * inner * experts))
 
 
 def model_files(path: str, tokenizer: str | None = None) -> ModelFiles | None:
@@ -151,7 +161,7 @@ def parts_under_megatron(config: Mapping[str, Any]) -> dict[str, dict[str, int]]
     messages, from the values of a transformers configuration. The two dimensions of experts are present only for a
     model with experts.
     """
-    layers, experts = config.get("num_hidden_layers"), next(_experts(config), 0)
+    layers, experts = config.get("num_hidden_layers"), _experts(config)
     matrices = sizes_to_cut(config)
     result = {"tensor_model": matrices, "pipeline_model": {"layers": layers} if isinstance(layers, int) else {}}
     inner = config.get("moe_intermediate_size") or config.get("intermediate_size")
@@ -170,21 +180,7 @@ def _table(file: Path) -> dict[str, Any]:
     return content
 
 
-def _parameters(config: Mapping[str, Any]) -> int | None:
-    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    if any(not isinstance(config.get(name), int) for name in sizes):
-        return None
-    vocabulary, hidden, layers, heads, inner = (int(config[name]) for name in sizes)
-    head = config.get("head_dim") or hidden // heads
-    groups = config.get("num_key_value_heads") or heads
-    experts = next(_experts(config), 1)
-    inner = config.get("moe_intermediate_size") or inner if experts > 1 else inner
-    attention = hidden * head * 2 * (heads + groups)
-    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    return int(embeddings + layers * (attention + 3 * hidden * inner * experts))
-
-
-def _experts(config: Mapping[str, Any]) -> Iterator[int]:
-    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if isinstance(config.get(name), int):
-            yield int(config[name])
+def _experts(config: Mapping[str, Any]) -> int:
+    """Experts of a layer; 0 for a model without experts."""
+    counts = (config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    return next((count for count in counts if isinstance(count, int) and count), 0)

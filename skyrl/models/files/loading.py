@@ -1,4 +1,4 @@
-"""Loads transformers models and tokenizers; failures raise `ModelError`."""
+"""Loads transformers models and tokenizers; failures raise `ModelError`, one sentence with a remedy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import (
     AutoConfig,
@@ -25,11 +26,50 @@ from transformers.utils.logging import disable_progress_bar
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import ModelError
-from skyrl.models.files.failures import model_error
 from skyrl.models.files.foreign_code import refuse_foreign_code
 from skyrl.models.files.overrides import with_overrides
 from skyrl.models.files.paths import local_folder, model_failure
 from skyrl.tree import FrozenDict, joined
+
+_REMEDIES: tuple[tuple[str, str], ...] = (
+    ("couldn't connect", "there is no such folder here, and the hub cannot be reached to fetch it: download it first"),
+    ("is not a local folder", "it is neither a folder here nor a model on the hub that this account can see"),
+    ("gated repo", "its authors ask for consent: accept their terms on its page and log in with `hf auth login`"),
+    (
+        "does not recognize this architecture",
+        "the installed transformers does not know its architecture; a newer version may",
+    ),
+    (
+        "GGUF model with architecture",
+        "the installed transformers does not read its architecture from GGUF files; a newer version may",
+    ),
+    ("Unrecognized configuration class", "it is not a causal language model"),
+    ("custom code", "it needs to run its own code, which is not allowed"),
+    ("FlashAttention2", "FlashAttention is not installed: set {flash_attn} = false, or install flash-attn"),
+    ("not a valid JSON file", "its config.json is damaged: copy it again"),
+    (
+        "ignore_mismatched_sizes",
+        "its weights have other shapes than its config.json says: they belong to different models",
+    ),
+    (
+        "instantiate the backend tokenizer",
+        "the folder contains no tokenizer: copy tokenizer.json and related files there",
+    ),
+)
+"""Part of a transformers message -> our message, in which `{flash_attn}` stands for the path of that field."""
+
+
+def model_error(kind: str, path: str, error: Exception, *, table: str = "trainer") -> ModelError:
+    """`kind` is `model` or `tokenizer`; `table` holds the fields that a remedy names. Raise the result from `error`."""
+    text = str(error).strip()
+    if isinstance(error, SafetensorError):
+        reason = f"its weights are damaged or incomplete ({text}): copy them again"
+    elif remedy := next((remedy for piece, remedy in _REMEDIES if piece in text), None):
+        reason = remedy.format(flash_attn=joined(table, "flash_attn"))
+    else:
+        reason = f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
+    return ModelError(f"the {kind} {path} cannot be loaded: {reason}")
+
 
 SAMPLE_TEXT = "Sort: hgdbha, 12 + 34 = 46!\n\tÜber naïve 東京 #### 7.5  end"
 """Text on which tokenizers that read differently differ."""
@@ -57,9 +97,15 @@ def load_causal_lm(
         field = joined(table, "device")
         raise ModelError(f"{field} is cuda, but this torch sees no CUDA device: set {field} = cpu")
     disable_progress_bar()
-    if init_seed is not None:
-        return _random_model(path, overrides, init_seed, dtype, attention, device)
     config = load_config(path, overrides)
+    if init_seed is not None:  # drawn on the CPU in float32 so that all devices and types get the same weights
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(init_seed)
+            drawn: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
+        with suppress(OSError):  # a model without such a file has the defaults of its architecture
+            drawn.generation_config = GenerationConfig.from_pretrained(model_source(path))
+        random: PreTrainedModel = drawn.to(device=device, dtype=dtype)
+        return random
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
@@ -78,20 +124,6 @@ def load_causal_lm(
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ModelError(f"the model {path} is incomplete: no weights are stored for {missing[0]}{more}")
     placed: PreTrainedModel = model.to(device)
-    return placed
-
-
-def _random_model(
-    path: str, overrides: Mapping[str, Any], seed: int, dtype: torch.dtype, attention: str, device: torch.device
-) -> PreTrainedModel:
-    """The model with random weights, drawn on the CPU in float32 so that all devices and types get the same ones."""
-    config = load_config(path, overrides)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
-    with suppress(OSError):  # a model without such a file has the defaults of its architecture
-        model.generation_config = GenerationConfig.from_pretrained(model_source(path))
-    placed: PreTrainedModel = model.to(device=device, dtype=dtype)
     return placed
 
 

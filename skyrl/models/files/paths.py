@@ -49,27 +49,23 @@ def model_failure(path: str, *, weights: bool = True) -> str | None:
     reason = check_model_path(path, weights=weights)
     if reason or local_folder(path) is not None:
         return reason
-    reason = hub_failure(path)
-    return (
-        reason
-        and f"the model {path} cannot be loaded: there is no such folder here{similar_path_hint(path)}, and {reason}"
-    )
+    return _hub_failure("model", path)
 
 
 def tokenizer_failure(path: str) -> str | None:
     """A sentence on why no tokenizer can be loaded from a folder or hub name, or None. Asks the hub once."""
     folder = local_folder(path)
-    if folder is not None:
-        missing = (
-            f"there is no tokenizer folder {path}{similar_path_hint(path)}, and a hub name has the form owner/name"
-        )
-        return _unbounded(folder) if folder.is_dir() else missing
-    reason = hub_failure(path)
-    return (
-        reason
-        and f"the tokenizer {path} cannot be loaded: there is no such folder here{similar_path_hint(path)}, "
-        f"and {reason}"
-    )
+    if folder is None:
+        return _hub_failure("tokenizer", path)
+    if not folder.is_dir():
+        return f"there is no tokenizer folder {path}{similar_path_hint(path)}, and a hub name has the form owner/name"
+    return _unbounded(folder)
+
+
+def _hub_failure(kind: str, path: str) -> str | None:
+    if (reason := hub_failure(path)) is None:
+        return None
+    return f"the {kind} {path} cannot be loaded: there is no such folder here{similar_path_hint(path)}, and {reason}"
 
 
 def _unbounded(folder: Path) -> str | None:

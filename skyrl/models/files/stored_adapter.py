@@ -88,12 +88,10 @@ def _missing_adapter(folder: Path, where: str, error: Exception) -> ModelError:
 def merge_adapters(model: nn.Module) -> nn.Module:
     """The model with its adapters merged into the adapted weights, and without the adapters' modules."""
     for name, module in list(model.named_modules()):
-        if not hasattr(module, "lora_A"):
-            continue
-        layer: Any = module
-        layer.merge()
-        parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, layer.get_base_layer())
+        if hasattr(module, "lora_A"):
+            layer: Any = module
+            layer.merge()
+            model.set_submodule(name, layer.get_base_layer())
     return model
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from transformers.utils.hub import cached_file
 
 from skyrl.errors import ModelError
-from skyrl.models.files.failures import model_error
-from skyrl.models.files.loading import model_source
+from skyrl.models.files.loading import model_error, model_source
 from skyrl.tree.files import stored_text
 
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -62,14 +62,10 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControlExtension]
     )
-    environment.filters["tojson"] = _tojson
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
-
-
-def _tojson(value: object, **options: Any) -> str:
-    return json.dumps(value, **{"ensure_ascii": False, **options})
 
 
 def _raise(message: str) -> NoReturn:

@@ -22,9 +22,6 @@ from skyrl.models.megatron.layout import Layout, RowBlock
 COMMON = "adapter.a"
 """Megatron's name of a factor A that joined layers share."""
 
-COMMON_HINT = "megatron_config.lora_config.lora_type = canonical_lora"
-"""The setting that gives each of the joined layers its own factor A."""
-
 
 @frozen(kw_only=True)
 class Adapters:
@@ -148,4 +145,7 @@ def new_adapters_in_common(tensors: Mapping[str, Tensor], layout: Layout) -> dic
 def different(one: str, other: str) -> str:
     """A message about adapters of joined layers that were trained with separate factors A, with a remedy."""
     names = " and ".join(weight.partition(".lora_A")[0] for weight in (one, other))
-    return f"the adapters of {names} have separate factors A, but a shared one is configured: set {COMMON_HINT}"
+    return (
+        f"the adapters of {names} have separate factors A, but a shared one is configured: set "
+        "megatron_config.lora_config.lora_type = canonical_lora"
+    )

@@ -69,17 +69,16 @@ class ParallelAdapter(nn.Module):
 
     def _exchanged(self, narrow: Tensor) -> Tensor:
         """The input of B on this rank, from the parts of A x on all ranks."""
-        if self._is_cut_by_inputs:
-            if self._shares_tokens:
-                summed: Tensor = tensor_parallel.reduce_scatter_to_sequence_parallel_region(narrow)
-            else:
-                summed = tensor_parallel.reduce_from_tensor_model_parallel_region(narrow)
-            return summed
-        if self._shares_tokens:
-            full: Tensor = tensor_parallel.gather_from_sequence_parallel_region(narrow)
+        if self._is_cut_by_inputs and self._shares_tokens:
+            exchange = tensor_parallel.reduce_scatter_to_sequence_parallel_region
+        elif self._is_cut_by_inputs:
+            exchange = tensor_parallel.reduce_from_tensor_model_parallel_region
+        elif self._shares_tokens:
+            exchange = tensor_parallel.gather_from_sequence_parallel_region
         else:
-            full = tensor_parallel.copy_to_tensor_model_parallel_region(narrow)
-        return full
+            exchange = tensor_parallel.copy_to_tensor_model_parallel_region
+        exchanged: Tensor = exchange(narrow)
+        return exchanged
 
 
 def attach_adapters(gpt: GPTModel, layout: Layout, adapters: Adapters) -> None:

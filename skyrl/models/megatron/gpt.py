@@ -30,10 +30,9 @@ from transformers.modeling_outputs import TokenClassifierOutput
 from skyrl.errors import ModelError
 from skyrl.models.attention.segment_attention import Segments, sees_whole_rows
 from skyrl.models.attention.shared_rows import RowSharing
-from skyrl.models.megatron.experts import let_token_counts_differ
 from skyrl.models.megatron.layout import DecoderSizes, Mixture
 from skyrl.models.megatron.modules import MegatronNorm, RowAttention, RowsOfTokens
-from skyrl.models.megatron.routers import LoadWatch, WatchedRouter, local_tokens, sparse_layer
+from skyrl.models.megatron.routers import LoadWatch, WatchedRouter, let_token_counts_differ, local_tokens, sparse_layer
 from skyrl.models.output_head import PlainHead
 from skyrl.models.routers import RoutedTokens, refuse_other_layers
 
@@ -83,11 +82,12 @@ def transformer_config(
         "perform_initialization": False,
         "use_cpu_initialization": True,
     }
-    derived |= {} if sizes.mixture is None else _mixture(config, sizes, sizes.mixture, experts)
+    if mixture := sizes.mixture:
+        derived |= {**_mixture(config, sizes, mixture), **experts}
     _refuse_overrides(overrides, derived, field)
-    if sizes.mixture is not None and tensor > 1 and not overrides.get("sequence_parallel", True):
+    if mixture and tensor > 1 and not overrides.get("sequence_parallel", True):
         raise ModelError(f"{field}.sequence_parallel: Megatron-core requires it for experts with tensor parallelism")
-    balanced = str(experts["moe_router_load_balancing_type"]).endswith("aux_loss") and sizes.mixture is not None
+    balanced = str(experts["moe_router_load_balancing_type"]).endswith("aux_loss") and mixture
     unless_said = {"moe_aux_loss_coeff": config.router_aux_loss_coef} if balanced else {}
     try:
         megatron = TransformerConfig(**derived, **{**unless_said, **overrides})
@@ -98,9 +98,7 @@ def transformer_config(
     return megatron
 
 
-def _mixture(
-    config: PretrainedConfig, sizes: DecoderSizes, mixture: Mixture, experts: Mapping[str, object]
-) -> dict[str, object]:
+def _mixture(config: PretrainedConfig, sizes: DecoderSizes, mixture: Mixture) -> dict[str, object]:
     return {
         "num_moe_experts": mixture.experts,
         "moe_ffn_hidden_size": mixture.inner,
@@ -108,7 +106,6 @@ def _mixture(
         "moe_router_topk": mixture.per_token,
         "moe_router_pre_softmax": not getattr(config, "norm_topk_prob", True),  # if weights do not sum to 1
         "moe_enable_routing_replay": False,  # Megatron-core's replay; ours can replay some of the tokens
-        **experts,
     }
 
 
@@ -209,7 +206,15 @@ class MegatronDecoder(nn.Module):
         self._width = 1 if is_critic else sizes.vocabulary
         rotary = meta_model.model.rotary_emb
         self._rotary = type(rotary)(config=self.config).to(device)
-        self._head: nn.Module | None = self._make_head(is_critic) if self.gpt.post_process else None
+        self._head: nn.Module | None = None
+        if self.is_last and is_critic:
+            self._head = self.gpt.value_head
+        elif self.is_last:
+            tied = sizes.tied
+            matrix = self.gpt.shared_embedding_or_output_weight() if tied else self.gpt.output_layer.weight
+            group = parallel_state.get_tensor_model_parallel_group()
+            mesh = DeviceMesh.from_group(group, device.type) if self._tensor > 1 else None
+            self._head = VocabularyHead(matrix, sizes.vocabulary, mesh)
         padding: int | None = meta_model.model.embed_tokens.padding_idx
         if self.is_first and padding is not None:
             keep = partial(self._keep_embedding_of, padding)
@@ -348,10 +353,6 @@ class MegatronDecoder(nn.Module):
             answer = self._pass_on(answer, (input_ids.shape[0], kept, self._width))
         return TokenClassifierOutput(logits=answer)
 
-    def set_input_tensor(self, hidden: list[Tensor] | Tensor) -> None:
-        """Set the hidden states from which the next call on a later stage starts, instead of embeddings."""
-        self.gpt.set_input_tensor(hidden)
-
     def _logits(self, hidden: Tensor, tokens: int, kept: Tensor | None) -> Tensor:
         if self._megatron.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
@@ -402,17 +403,6 @@ class MegatronDecoder(nn.Module):
             attention.q_layernorm = attention.k_layernorm = MegatronNorm
         return layer
 
-    def _make_head(self, is_critic: bool) -> nn.Module:
-        if is_critic:
-            head: nn.Module = self.gpt.value_head
-            return head
-        matrix = self.gpt.shared_embedding_or_output_weight() if self._sizes.tied else self.gpt.output_layer.weight
-        mesh = None
-        if self._tensor > 1:
-            group = parallel_state.get_tensor_model_parallel_group()
-            mesh = DeviceMesh.from_group(group, self._device.type)
-        return VocabularyHead(matrix, self._sizes.vocabulary, mesh)
-
     def _receive(self, rows: int, tokens: int) -> None:
         """Receive the hidden states of the previous stage."""
         if self.is_first:
@@ -421,7 +411,7 @@ class MegatronDecoder(nn.Module):
         shape = (tokens // share, rows, self._sizes.hidden)
         hidden = torch.empty(shape, dtype=self._megatron.params_dtype, device=self._device)
         dist.recv(hidden, parallel_state.get_pipeline_model_parallel_prev_rank())
-        self.set_input_tensor(hidden)
+        self.gpt.set_input_tensor(hidden)
 
     def _pass_on(self, answer: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Send hidden states to the next stage, and the logits of the last stage to all stages."""

@@ -18,9 +18,6 @@ from transformers import PretrainedConfig
 
 from skyrl.errors import ModelError
 
-PER_EXPERT = 3
-"""Number of dimensions of a stored weight with a matrix for each expert."""
-
 EMBEDDINGS, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 """Megatron's names of the matrices with a row for each token."""
 
@@ -168,11 +165,8 @@ def layout_of(sizes: DecoderSizes, *, parts: int = 1, part: int = 0, value_head:
 def _layer(sizes: DecoderSizes, layer: int, parts: int, part: int) -> Iterator[tuple[str, tuple[RowBlock, ...]]]:
     stored = f"model.layers.{layer}."
     hidden, head = range(sizes.hidden), range(sizes.head_size)
-    for name, stored_name in (
-        ("input_layernorm", "input_layernorm"),
-        ("pre_mlp_layernorm", "post_attention_layernorm"),
-    ):
-        yield f"{name}.weight", (RowBlock(f"{stored}{stored_name}.weight", hidden),)
+    yield "input_layernorm.weight", (RowBlock(f"{stored}input_layernorm.weight", hidden),)
+    yield "pre_mlp_layernorm.weight", (RowBlock(f"{stored}post_attention_layernorm.weight", hidden),)
     for kind in ("weight", "bias") if sizes.attention_bias else ("weight",):
         yield f"self_attention.linear_qkv.{kind}", tuple(_joined_heads(sizes, stored, kind, parts, part))
     if sizes.head_norms:
@@ -184,14 +178,9 @@ def _layer(sizes: DecoderSizes, layer: int, parts: int, part: int) -> Iterator[t
         yield "mlp.router.weight", (RowBlock(f"{stored}mlp.gate.weight", range(sizes.mixture.experts)),)
         return
     inner = _share(sizes.intermediate, parts, part)
-    gate, up = (
-        RowBlock(f"{stored}mlp.{name}_proj.weight", inner, None, n * len(inner)) for n, name in enumerate(_GATED)
-    )
-    yield "mlp.linear_fc1.weight", (gate, up)
+    gate = RowBlock(f"{stored}mlp.gate_proj.weight", inner)
+    yield "mlp.linear_fc1.weight", (gate, RowBlock(f"{stored}mlp.up_proj.weight", inner, None, len(inner)))
     yield "mlp.linear_fc2.weight", (RowBlock(f"{stored}mlp.down_proj.weight", hidden, inner),)
-
-
-_GATED = ("gate", "up")
 
 
 def expert_layout_of(sizes: DecoderSizes, *, groups: int, parts: int, rank: int) -> Layout:
@@ -257,7 +246,7 @@ def matrix_of(weight: Tensor) -> Tensor:
     """A stored weight as a view in the form that `RowBlock`s refer to: the matrices of all experts (E, rows, columns)
     become one matrix (E x rows, columns).
     """
-    return weight.flatten(0, 1) if weight.dim() == PER_EXPERT else weight
+    return weight.flatten(0, 1) if weight.dim() == 3 else weight
 
 
 def put(full: Tensor, part: Tensor, pieces: Sequence[RowBlock], weight: str) -> None:

@@ -73,11 +73,10 @@ def cut_by_deepspeed(model: nn.Module, mesh: DeviceMesh, field: str) -> dict[str
     }
 
 
-def _can_cut_vocabulary(model: nn.Module, size: int) -> bool:
+def _can_cut_vocabulary(model: Any, size: int) -> bool:
     """Whether the vocabulary divides into equal parts, and no head with a bias shares the embeddings."""
-    transformer: Any = model
-    embeddings, find = transformer.get_input_embeddings(), getattr(model, "get_output_embeddings", None)
-    head: Any = find() if find else None
+    embeddings: Any = model.get_input_embeddings()
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     ties_biased = head is not None and head.bias is not None and head.weight is embeddings.weight
     return embeddings.num_embeddings % size == 0 and not ties_biased
 

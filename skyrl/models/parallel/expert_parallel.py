@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from skyrl.errors import ModelError
-from skyrl.models.files.expert_names import is_experts
+from skyrl.models.files.naming import is_experts
 from skyrl.planning.batches import uneven_parts
 
 
@@ -66,7 +66,8 @@ class _Dispatch:
         """hidden (T, H), chosen experts and their weights (T, K) -> (T, H)."""
         order = chosen.flatten().argsort(stable=True)
         sent = chosen.flatten().bincount(minlength=self.experts.num_experts)
-        received = _exchanged_counts(sent, self.group)
+        received = torch.empty_like(sent)  # counts for each rank and local expert
+        dist.all_to_all_single(received, sent, group=self.group)
         out, into = (item.view(self.group.size(), -1).sum(1).tolist() for item in (sent, received))
         tokens = _EXCHANGE(hidden[order // chosen.shape[1]], out, into, self.group)
         answers = _EXCHANGE(self._computed(tokens, received), into, out, self.group)
@@ -114,13 +115,6 @@ def one_kernel(rows: Tensor, matrices: Tensor, sizes: Tensor) -> Tensor:
 def local_part(parameter: Tensor) -> Tensor:
     """This rank's part of a tensor that is distributed over ranks; any other tensor as it is."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
-def _exchanged_counts(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Counts of tokens sent to each expert of all ranks, in order -> counts received per rank and local expert."""
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    return received
 
 
 class _Exchange(torch.autograd.Function):

@@ -58,12 +58,6 @@ _BETWEEN_WHOLE = {GATHERED: Shard(0), SPLIT: Shard(1)}
 _KNOWN = {COLUMNS, ROWS, PARTIAL, EMBEDDINGS, *_BETWEEN_WHOLE, "colwise_rep"}
 
 
-def has_plan(model: nn.Module) -> bool:
-    """Whether transformers has a plan for this model in which all styles are supported here."""
-    plan = _model_plan(model)
-    return any("*" in name for name in plan) and _KNOWN.issuperset(plan.values())
-
-
 def cut(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     """Cut the parameters of a model on the meta device over the ranks of a one-dimensional mesh.
 
@@ -128,14 +122,12 @@ def _cut_between_whole(module: nn.Module, mesh: DeviceMesh, weight: Shard) -> No
     """Cut a matrix whose inputs and outputs are whole on every rank. By outputs, in any number of them: each rank has
     the rows of some. By inputs: its bias is whole.
     """
-    linear: Any = module
     assert isinstance(module, nn.Linear), "the plan calls it a matrix"
     for name, parameter in list(module.named_parameters()):
         placement = Replicate() if name == "bias" and weight.dim == 1 else Shard(weight.dim)
         own = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
         module.register_parameter(name, nn.Parameter(own, requires_grad=parameter.requires_grad))
-
-    linear.forward = lambda hidden: whole_outputs(hidden, module.weight, module.bias, mesh)
+    vars(module)["forward"] = lambda hidden: whole_outputs(hidden, module.weight, module.bias, mesh)
 
 
 def whole_outputs(inputs: Tensor, matrix: Tensor, bias: Tensor | None, mesh: DeviceMesh) -> Tensor:
@@ -157,9 +149,10 @@ def module_styles(model: nn.Module) -> list[tuple[str, str]]:
 
 def refuse_uncuttable(model: nn.Module, size: int, ranks: int, field: str) -> None:
     """Raises `ModelError`, which names `field`, if no `size` of the `ranks` can cut this transformers model."""
-    transformer: Any = model
-    config = transformer.config.get_text_config()
-    if not has_plan(model):
+    config: Any = model.config
+    config = config.get_text_config()
+    plan = _model_plan(model)
+    if not any("*" in name for name in plan) or not _KNOWN.issuperset(plan.values()):
         raise ModelError(
             f"transformers has no tensor-parallel plan for a {config.model_type}, or one that is not supported here: "
             f"set {field} = 1"
@@ -177,8 +170,7 @@ def refuse_wrong_cut(model: nn.Module, mesh: DeviceMesh, field: str) -> None:
     A plan can be wrong silently: it may pass over a module that sees only this rank's part of a layer. A small copy of
     the model is therefore cut, and its log-probabilities and gradients are compared with those of the whole copy.
     """
-    transformer: Any = model
-    config: PretrainedConfig = transformer.config
+    config: Any = model.config
     if fault := _fault_of_cut(config, mesh):
         raise ModelError(
             f"transformers' tensor-parallel plan for a {config.model_type} is not right ({fault}): set {field} = 1"
@@ -244,13 +236,11 @@ def _plan(model: nn.Module) -> Iterator[tuple[str, str]]:
         yield (f"{name}.lora_B.default", style) if style == COLUMNS else (f"{name}.lora_A.default", style)
 
 
-def _model_plan(model: nn.Module) -> dict[str, str]:
+def _model_plan(model: Any) -> dict[str, str]:
     """transformers' plan, also for a model with another head; the embeddings are cut like the output head."""
-    transformer: Any = model
-    plan: Mapping[str, str] | None = getattr(transformer, "tp_plan", None)
+    plan: Mapping[str, str] | None = getattr(model, "tp_plan", None)
     if plan is None:
-        name: str = transformer.body_name
-        plan = {f"{name}.{key}": style for key, style in getattr(transformer, name).tp_plan.items()}
-    embeddings = transformer.get_input_embeddings()
+        name: str = model.body_name
+        plan = {f"{name}.{key}": style for key, style in getattr(model, name).tp_plan.items()}
     names = {id(module): item for item, module in model.named_modules()}
-    return {**plan, names[id(embeddings)]: EMBEDDINGS} if plan else {}
+    return {**plan, names[id(model.get_input_embeddings())]: EMBEDDINGS} if plan else {}

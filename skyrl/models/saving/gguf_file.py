@@ -13,15 +13,13 @@ from typing import Any
 import torch
 from gguf import GGUFReader
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils.logging import disable_progress_bar
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import ModelError, UserError
-from skyrl.models.files.failures import model_error
-from skyrl.models.files.loading import SAMPLE_TEXT, end_tokens
+from skyrl.models.files.loading import SAMPLE_TEXT, end_tokens, model_error
 from skyrl.models.saving.storing import save_pretrained
 
 _ROTATION = "rope_freqs.weight"
@@ -67,9 +65,14 @@ def convert_gguf(file: Path, folder: Path, *, dtype: torch.dtype = torch.float32
     _refuse_unread(reader, read, file)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    ends = list(end_tokens(config.get_text_config()))
+    for name in ("eos", "eot", "eom"):  # the ends of the text, of a turn and of a message, if there are
+        token = _value(reader, f"tokenizer.ggml.{name}_token_id")
+        if token is not None and int(token) not in ends:
+            ends.append(int(token))
     model.generation_config = GenerationConfig(
         bos_token_id=_value(reader, "tokenizer.ggml.bos_token_id"),
-        eos_token_id=_end_tokens(reader, config) or None,
+        eos_token_id=ends or None,
         pad_token_id=_value(reader, "tokenizer.ggml.padding_token_id"),
     )
     _refuse_changed(tokenizer, config, file)
@@ -150,27 +153,12 @@ def _refuse_unread(reader: GGUFReader, read: torch.nn.Module, file: Path) -> Non
         tensor for tensor in reader.tensors if tensor.name not in passed_over and not tensor.name.startswith(beyond)
     ]
     in_file = sum(int(item.n_elements) for item in tensors)
-    in_model = sum(entry.numel() for entry in _distinct(read))
+    in_model = sum({tensor.data_ptr(): tensor.numel() for tensor in read.state_dict().values()}.values())  # tied once
     if in_file != in_model:
         raise ModelError(
             f"{file} has {in_file:,} weights, of which transformers reads {in_model:,}: use the model in Hugging Face "
             "format"
         )
-
-
-def _distinct(model: torch.nn.Module) -> Iterator[Tensor]:
-    """The model's stored tensors, each tied tensor once."""
-    yield from {tensor.data_ptr(): tensor for tensor in model.state_dict().values()}.values()
-
-
-def _end_tokens(reader: GGUFReader, config: PretrainedConfig) -> list[int]:
-    """Tokens at which generation stops: the end of the text, and the ends of a turn and of a message, if there are."""
-    ends = list(end_tokens(config.get_text_config()))
-    for name in ("eos", "eot", "eom"):
-        token = _value(reader, f"tokenizer.ggml.{name}_token_id")
-        if token is not None and int(token) not in ends:
-            ends.append(int(token))
-    return ends
 
 
 def _refuse_changed(tokenizer: ChatTokenizer, config: PretrainedConfig, file: Path) -> None:

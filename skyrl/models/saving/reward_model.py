@@ -15,8 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from skyrl.chats.masks import ChatMasks
 from skyrl.errors import DataError, ModelError
-from skyrl.models.files.failures import model_error
-from skyrl.models.files.loading import load_config, load_tokenizer, max_positions, model_source
+from skyrl.models.files.loading import load_config, load_tokenizer, max_positions, model_error, model_source
 from skyrl.models.saving.storing import ModelFolder, save_pretrained
 
 TOKENS_AT_A_TIME = 8192
@@ -91,12 +90,6 @@ class RewardModel:
         Once `given_up()` is true, the scores are not wanted any more, and the rest is left out.
         """
         rows = [self.tokens(chat) for chat in takewhile(lambda _: not given_up(), chats)]
-        return self.scores_of_tokens(rows, given_up)
-
-    def scores_of_tokens(
-        self, rows: Sequence[Sequence[int]], given_up: Callable[[], bool] = lambda: False
-    ) -> list[float]:
-        """A score for each chat, given as tokens; higher is better. `given_up` is that of `scores`."""
         result: list[float] = []
         with self._lock, torch.inference_mode():
             for group in takewhile(lambda _: not given_up(), _groups(rows)):

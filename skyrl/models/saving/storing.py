@@ -121,7 +121,12 @@ def save_pretrained(
 def _write(weights: Mapping[str, Tensor], model: PreTrainedModel, tokenizer: ChatTokenizer, folder: Path) -> None:
     disable_progress_bar()
     _say_whether_tied(model, weights)
-    _make_storable(getattr(model, "generation_config", None))  # a classifier generates nothing
+    generation: GenerationConfig | None = getattr(model, "generation_config", None)  # a classifier generates nothing
+    if generation is not None:
+        try:
+            generation.validate(strict=True)
+        except ValueError:  # many models have sampling settings with sampling off, which transformers refuses to store
+            generation.do_sample = True
     model.save_pretrained(folder, state_dict={name: weight.detach().cpu() for name, weight in weights.items()})
     tokenizer.save_pretrained(folder)
 
@@ -141,8 +146,8 @@ def _say_whether_tied(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> 
     """Correct `tie_word_embeddings` of the model's configuration if the head is another matrix than the embedding, or
     is not among the weights. A wrong value would make engines ignore the head, or invent one.
     """
-    find = getattr(model, "get_output_embeddings", None)
-    head, embedding = find() if find else None, model.get_input_embeddings()
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    embedding = model.get_input_embeddings()
     names = {module: f"{name}.weight" for name, module in model.named_modules()}
     if head not in names or embedding not in names or names[embedding] not in weights:
         return
@@ -152,14 +157,3 @@ def _say_whether_tied(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> 
             config.tie_word_embeddings = True
         elif not torch.equal(head_weight, weights[names[embedding]]):
             config.tie_word_embeddings = False
-
-
-def _make_storable(generation: GenerationConfig | None) -> None:
-    """Turn sampling on if there are sampling settings. Many models have them with sampling off, which transformers
-    refuses to store.
-    """
-    if generation is not None:
-        try:
-            generation.validate(strict=True)
-        except ValueError:
-            generation.do_sample = True
