@@ -77,7 +77,7 @@ def start_processes(run: AnyRun, seats: Layout | None = None, *, retry: bool = F
     of all processes; None: that of a training run. `retry` is true if this command's own run has failed; the executor
     may then wait for machines.
     """
-    placement = run.trainer.placement
+    placement, faults = run.trainer.placement, run.trainer.faults
     if placement.executor == "in_process":
         for name, value in LOOPBACK.items():
             os.environ.setdefault(name, value)
@@ -88,10 +88,14 @@ def start_processes(run: AnyRun, seats: Layout | None = None, *, retry: bool = F
         field = run.trainer.path_of("placement.executor")
         raise UserError(f"{field} = ray needs {error.name}: {install_command('ray')}") from error
 
+    device = required_device(run.trainer)
+    spare = 0  # places for processes of engines that may be added
+    if device == "cpu" and samples_rollouts(run) and (engines := engines_of(run)) is not None:
+        spare = (most_engines(run) - engines.number) * engines.gpus
     return RayProcesses(
         seats or layout(kind_of(run).sizes(run)),
         deadlines=Deadlines(
-            room=waits_for_room(run) if retry else 0.0,
+            room=faults.lost_rank_timeout_seconds if retry and faults.on_lost_rank == "wait" else 0.0,
             start=placement.start_timeout_seconds,
             call=placement.call_timeout_seconds,
             heartbeat=placement.heartbeat_timeout_seconds,
@@ -100,22 +104,9 @@ def start_processes(run: AnyRun, seats: Layout | None = None, *, retry: bool = F
         address_field=run.trainer.path_of("placement.ray_address"),
         logs=Path(run.trainer.folder("log_path")).expanduser().absolute(),
         environment=TORCH_ENVIRONMENT if placement.ray_address else {**TORCH_ENVIRONMENT, **LOOPBACK},
-        device=required_device(run.trainer),
-        spare=_engines_to_come(run) if required_device(run.trainer) == "cpu" else 0,
+        device=device,
+        spare=spare,
     )
-
-
-def _engines_to_come(run: AnyRun) -> int:
-    """Number of places for processes of engines that may be added."""
-    if not samples_rollouts(run) or (engines := engines_of(run)) is None:
-        return 0
-    return (most_engines(run) - engines.number) * engines.gpus
-
-
-def waits_for_room(run: AnyRun) -> float:
-    """Seconds for which a run that lost a rank waits for machines."""
-    faults = run.trainer.faults
-    return faults.lost_rank_timeout_seconds if faults.on_lost_rank == "wait" else 0.0
 
 
 @frozen
@@ -299,7 +290,12 @@ def weight_transport(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path
     if (path := engine.weight_sync_path) is not None:
         where = path if is_address(path) else Path(path).expanduser().absolute()
     if sends_adapters_alone(run):
-        return _adapter_transport(run, rendezvous)
+        lora = run.trainer.policy.model.lora
+        if sends_adapter_files(run):
+            return FolderTransport(Path(lora.lora_sync_path).expanduser().absolute(), dtype=ADAPTER_DTYPE, lora=lora)
+        if on_ray(run):
+            return BroadcastTransport(_transfer_rendezvous(run, rendezvous), dtype=ADAPTER_DTYPE, lora=lora)
+        return SharedTransport(lora)
     if not (starts_engines(run) or joins_servers(run)):
         return _file_transport(engine.weight_sync_backend, where, dtype)
     if run.trainer.placement.executor == "in_process":
@@ -328,15 +324,6 @@ def _file_transport(backend: str, where: Path | str, dtype: str) -> WeightTransp
     if backend == "delta":
         return DeltaTransport(where, dtype=dtype)
     return FolderTransport(Path(where).absolute(), dtype=dtype)
-
-
-def _adapter_transport(run: SkyRLTrainConfig, rendezvous: Rendezvous) -> WeightTransport:
-    lora = run.trainer.policy.model.lora
-    if sends_adapter_files(run):
-        return FolderTransport(Path(lora.lora_sync_path).expanduser().absolute(), dtype=ADAPTER_DTYPE, lora=lora)
-    if on_ray(run):
-        return BroadcastTransport(_transfer_rendezvous(run, rendezvous), dtype=ADAPTER_DTYPE, lora=lora)
-    return SharedTransport(lora)
 
 
 def _transfer_rendezvous(

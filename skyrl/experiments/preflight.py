@@ -21,7 +21,7 @@ from skyrl.config.derive.every_kind import evaluates, has_flash_attention
 from skyrl.config.derive.sizes import draws_rollouts, on_ray, sizes_of, starts_engines
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
-from skyrl.config.loading.kinds import kind_of
+from skyrl.config.loading.kinds import kind_of, samples_rollouts
 from skyrl.config.settings.environment import MCP
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
@@ -170,13 +170,15 @@ def _missing(source: str) -> str | None:
     return None if is_there else f"there is no file {source}{similar_path_hint(source)}"
 
 
-def missing_checkpoint(field: str, path: str, hint: str = "") -> Iterator[Problem]:
-    """A checkpoint on a disk exists."""
-    if "://" in path:
+def the_checkpoint_exists(run: AnyRun) -> Iterator[Problem]:
+    """The checkpoint to resume from exists, if the configuration names one on a disk."""
+    path = run.trainer.resume_path
+    if not path or "://" in path:
         return
     reason = path_error(path) or (None if Path(path).expanduser().is_dir() else f"there is no folder {path}")
     if reason:
-        yield Problem(path=field, message=reason, hint=hint)
+        hint = "" if samples_rollouts(run) else "latest, empty, or a checkpoint"
+        yield Problem(path=run.trainer.path_of("resume_path"), message=reason, hint=hint)
 
 
 def path_error(path: str) -> str | None:
@@ -248,24 +250,14 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
     """The check that services that need a key find one in these variables."""
 
     def services_have_their_keys(run: SkyRLTrainConfig) -> Iterator[Problem]:
-        yield from the_judge_has_its_key(run)
-        yield from the_endpoint_has_its_token(run)
-        yield from trackers_can_be_had(run.trainer, environ)
-
-    def the_judge_has_its_key(run: SkyRLTrainConfig) -> Iterator[Problem]:
-        """OpenAI answers no request without a key; another service may."""
-        gym = run.environment.skyrl_gym
+        gym, engine = run.environment.skyrl_gym, run.generator.inference_engine
         base_urls = {"llm_as_a_judge": gym.llm_as_a_judge.base_url, "pairwise_judge": gym.pairwise_judge.base_url}
-        for judge in [name for name, url in base_urls.items() if url is None and name in run.environment.judges]:
-            if not environ.get("OPENAI_API_KEY"):
+        for judge, url in base_urls.items():  # OpenAI answers no request without a key; another service may
+            if url is None and judge in run.environment.judges and not environ.get("OPENAI_API_KEY"):
                 path = f"environment.skyrl_gym.{judge}.base_url"
                 hint = "set the variable OPENAI_API_KEY, or choose another service that speaks OpenAI's protocol"
                 message = "OpenAI, the judge's service, requires a key, but none is set"
                 yield Problem(path=path, message=message, hint=hint)
-
-    def the_endpoint_has_its_token(run: SkyRLTrainConfig) -> Iterator[Problem]:
-        """An endpoint that other machines can reach requires a token."""
-        engine = run.generator.inference_engine
         is_open = engine.enable_http_endpoint and not environ.get(TOKEN_VARIABLE)
         if is_open and not is_loopback(engine.http_endpoint_host):
             yield Problem(
@@ -273,6 +265,7 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
                 message=f"{engine.http_endpoint_host} can be reached from other machines, but no token is set",
                 hint=f"set the variable {TOKEN_VARIABLE} to a secret, or use 127.0.0.1",
             )
+        yield from trackers_can_be_had(run.trainer, environ)
 
     return services_have_their_keys
 
@@ -373,12 +366,6 @@ def mcp_servers_offer_tools(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path=f"{MCP_TABLE}.servers", message=str(error))
 
 
-def the_checkpoint_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The checkpoint to resume from exists, if the configuration names one."""
-    if path := run.trainer.resume_path:
-        yield from missing_checkpoint("trainer.resume_path", path)
-
-
 def the_recording_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The recording to train on exists."""
     path = run.trainer.rollouts_from
@@ -455,9 +442,9 @@ def packages_are_there(run: SupervisedConfig) -> Iterator[Problem]:
     yield from missing_packages(requirements)
 
 
-def the_trackers_are_there(run: SupervisedConfig) -> Iterator[Problem]:
+def the_trackers_are_there(run: AnyRun) -> Iterator[Problem]:
     """The packages of the trackers are installed, and their keys are set."""
-    yield from trackers_can_be_had(run, os.environ)
+    yield from trackers_can_be_had(run.trainer, os.environ)
 
 
 def the_rows_are_there(run: SupervisedConfig) -> Iterator[Problem]:
@@ -473,12 +460,6 @@ def the_template_is_there(run: SupervisedConfig) -> Iterator[Problem]:
         yield Problem(path="chat_template.name_or_path", message=f"there is no file {template.name_or_path}")
 
 
-def the_named_checkpoint_exists(run: SupervisedConfig) -> Iterator[Problem]:
-    """The checkpoint to resume from exists, if the configuration names one."""
-    if run.resume_from not in ("", "latest"):
-        yield from missing_checkpoint("resume_from", run.resume_from, "latest, empty, or a checkpoint")
-
-
 _SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
     packages_are_there,
     flash_attention_is_installed,
@@ -492,7 +473,7 @@ _SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
     the_template_is_there,
     folders_can_be_written,
     folders_belong_to_run,
-    the_named_checkpoint_exists,
+    the_checkpoint_exists,
     alarms_watch_logged_metrics,
     the_callbacks_exist,
 )

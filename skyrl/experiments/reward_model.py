@@ -16,7 +16,7 @@ from skyrl.learners.workers.learning_worker import Objective
 from skyrl.learners.workers.objectives import BradleyTerry
 from skyrl.learners.workers.roles import RewardModelWorker
 from skyrl.training.collate import collate_pairs
-from skyrl.training.supervised_evaluation import Sums, preferences
+from skyrl.training.supervised import Sums, preferences
 
 
 class RewardModelExp(SupervisedExp):

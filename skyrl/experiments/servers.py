@@ -17,7 +17,7 @@ from skyrl.inference.servers.http_engine import HttpEngine
 from skyrl.inference.servers.server_api import ServerApi, ServerDeadlines
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.processes.credentials import api_key
-from skyrl.processes.naming.stores import awaited
+from skyrl.processes.naming.names import awaited
 from skyrl.tree import required
 
 _ENGINE = "generator.inference_engine"

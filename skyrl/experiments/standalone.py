@@ -30,7 +30,7 @@ from skyrl.inference.pool.restarts import EngineRestarts
 from skyrl.planning.layout import layout_of_engines
 from skyrl.processes.event_loop import event_loop
 from skyrl.processes.handles import Processes
-from skyrl.processes.wait_reporter import WaitReporter
+from skyrl.processes.progress import WaitReporter
 from skyrl.runs.inputs import notice
 from skyrl.tree.rules import Check
 

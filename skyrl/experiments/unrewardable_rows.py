@@ -130,7 +130,7 @@ def unrewardable_rows(run: SkyRLTrainConfig, field: str, source: str, *, all_row
     if skips and not all_rows:
         return
     reasons: dict[int, str] = {}
-    truths: dict[str, tuple[int, Any]] = {}
+    truths: dict[str, tuple[int, Any]] = {}  # row and value of the first of each kind
     columns_hint = ""
     rows, refuses = 0, unrewardable_reason(run)
     try:
@@ -152,15 +152,8 @@ def unrewardable_rows(run: SkyRLTrainConfig, field: str, source: str, *, all_row
             hint="; ".join(filter(None, [columns_hint, "" if skips else _SKIPS])),
             severity="warning" if skips and len(reasons) < rows else "error",
         )
-    yield from _mixed_ground_truths(truths, field, source)
-
-
-def _mixed_ground_truths(first: Mapping[str, tuple[int, Any]], field: str, source: str) -> Iterator[Problem]:
-    """Warning about a file in which some ground truths are texts and others numbers: few reward functions take both.
-    `first` has the row and the value of the first of each kind.
-    """
-    if {"text", "number"} <= first.keys():
-        named = " and ".join(f"{first[kind][1]!r:.60} (row {first[kind][0]})" for kind in ("text", "number"))
+    if {"text", "number"} <= truths.keys():  # few reward functions take both
+        named = " and ".join(f"{truths[kind][1]!r:.60} (row {truths[kind][0]})" for kind in ("text", "number"))
         message = f"the ground truths of {source} are texts and numbers, such as {named}"
         hint = "make them all texts, or compare str(ground_truth)"
         yield Problem(path=field, message=message, hint=hint, severity="warning")

@@ -29,7 +29,8 @@ class _Deadline:
     def __init__(self, seconds: float) -> None:
         self._timer = threading.Timer(seconds, self._end)
         self._timer.daemon = True
-        self._socket: socket.socket | None = None
+        self.connected: socket.socket | None = None
+        """The connection, if it was made in time."""
         self.is_over = False
 
     def __enter__(self) -> _Deadline:
@@ -41,22 +42,17 @@ class _Deadline:
         self._timer.cancel()
         _OF_THREAD.deadline = None
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether the connection was made in time."""
-        return self._socket is not None
-
     def watch(self, connected: socket.socket) -> None:
         """Close this connection at the deadline."""
-        self._socket = connected
+        self.connected = connected
         if self.is_over:
             self._end()
 
     def _end(self) -> None:
         self.is_over = True
-        if self._socket is not None:
+        if self.connected is not None:
             with suppress(OSError):  # it was closed meanwhile
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS's own would wait for the other side
+                socket.socket.shutdown(self.connected, socket.SHUT_RDWR)  # TLS's own would wait for the other side
 
 
 _OF_THREAD = threading.local()
@@ -86,14 +82,12 @@ class _Http(urllib.request.HTTPHandler):
         return self.do_open(_Connection, request)
 
 
+_tls = cache(ssl.create_default_context)
+
+
 class _Https(urllib.request.HTTPSHandler):
     def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
         return self.do_open(_TLSConnection, request, context=_tls())
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    return ssl.create_default_context()
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -129,7 +123,7 @@ def posted(url: str, body: Mapping[str, object], headers: Mapping[str, str], *, 
             except OSError:
                 if not deadline.is_over:
                     raise
-                if not deadline.is_connected:
+                if deadline.connected is None:
                     raise urllib.error.URLError(f"no connection within {seconds:g} s") from None
             except http.client.HTTPException as error:
                 if not deadline.is_over:

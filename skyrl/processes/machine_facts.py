@@ -69,7 +69,7 @@ def facts_here(readable: Sequence[str], writable: Sequence[str]) -> MachineFacts
     memory, total = _memory()
     return MachineFacts(
         host=socket.gethostname(),
-        versions=_versions(),
+        versions={**installed_versions(PACKAGES), "skyrl's code": code_digest()},
         memory=memory,
         total_memory=total,
         gpus=gpus,
@@ -79,12 +79,13 @@ def facts_here(readable: Sequence[str], writable: Sequence[str]) -> MachineFacts
     )
 
 
-def _versions() -> dict[str, str]:
+def installed_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Versions of Python, of skyrl, and of those of these packages that are installed."""
     versions = {"python": platform.python_version(), "skyrl": __version__}
-    for package in PACKAGES:
+    for package in packages:
         with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)
-    return versions | {"skyrl's code": code_digest()}
+    return versions
 
 
 def code_digest() -> str:

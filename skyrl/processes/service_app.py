@@ -79,10 +79,14 @@ def service_app(
     def failed(request: Request, error: Exception) -> Response:
         return refusal(RequestError("the service failed: see its log", status=500))
 
+    def require_token(request: Request) -> None:
+        if not is_key(token, key_of(request)):
+            raise RequestError("this service requires its token: Authorization: Bearer ...", status=401)
+
     guard = Middleware(
         _Guard,
         rules=RULES if token else (*RULES, *RULES_WITHOUT_TOKEN),
-        admit=admit or (lambda request: _require(token, request)),
+        admit=admit or require_token,
         refusal=refusal,
         headers=headers or {},
     )
@@ -262,19 +266,18 @@ class _Guard:
             return answer
 
 
-def _require(token: str | None, request: Request) -> None:
-    if not is_key(token, key_of(request)):
-        raise RequestError("this service requires its token: Authorization: Bearer ...", status=401)
-
-
 def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a JSON number")
 
 
 async def _respond_while_connected(request: Request, answer: Awaitable[Response]) -> Response:
     """The response; raises `RequestError` and cancels the work if the client disconnects first."""
-    working = asyncio.ensure_future(answer)
-    watching = asyncio.ensure_future(_hung_up(request))
+
+    async def hung_up() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.ensure_future(answer), asyncio.ensure_future(hung_up())
     try:
         await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -284,8 +287,3 @@ async def _respond_while_connected(request: Request, answer: Awaitable[Response]
         for task in (working, watching):
             task.cancel()
         await asyncio.wait([working, watching])
-
-
-async def _hung_up(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -18,9 +18,8 @@ from skyrl.processes.event_loop import event_loop
 from skyrl.processes.garbage import seldom_collected
 from skyrl.processes.handles import Processes
 from skyrl.processes.linux import needs_linux
-from skyrl.processes.progress import Watchdog
+from skyrl.processes.progress import WaitReporter, Watchdog
 from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT
-from skyrl.processes.wait_reporter import WaitReporter
 from skyrl.runs.experiment import Experiment
 from skyrl.runs.input_digests import carried_on, refuse_changed_inputs
 from skyrl.runs.inputs import notice

@@ -27,7 +27,7 @@ from skyrl.runs.stored_runs import Run, checkpoints_of
 from skyrl.storage.atomic import write_file
 from skyrl.tools.sampling_target import Target, model_of, stored_run_of
 from skyrl.training.eval_scores import mean_interval, share_interval
-from skyrl.training.supervised_evaluation import Sums
+from skyrl.training.supervised import Sums
 
 ALONE = (
     *("placement.num_nodes=1", "placement.num_gpus_per_node=1", "placement.executor=in_process"),

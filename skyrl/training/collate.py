@@ -18,7 +18,7 @@ from skyrl.data.answer_pairs import LabelledRow, PairRow, RankedRow
 from skyrl.data.tokenized_rows import LikelyTokens, PreferenceRow, SupervisedRow
 from skyrl.errors import RunError
 from skyrl.models.routers import joined_choices
-from skyrl.trajectory import RowArray, TokenRow, Trajectory, TrajectoryGroup
+from skyrl.trajectory import RowArray, TokenRow, TrajectoryGroup
 
 
 def collate(groups: Sequence[TrajectoryGroup], version: int = 0, *, masks_zero_variance: bool = False) -> TrainingBatch:
@@ -54,6 +54,9 @@ def collate(groups: Sequence[TrajectoryGroup], version: int = 0, *, masks_zero_v
         for turn in row.rewards:
             trained = (token for token in range(turn.token, -1, -1) if row.loss_mask[token])
             rewards[index][len(row.prompt_ids) + next(trained, turn.token)] += turn.reward
+    baselines = [group.baseline for group in groups if group.baseline is not None]
+    several_rows = any(trajectory.earlier for trajectory in trajectories)
+    last_step = np.append(trajectory_of_row[1:] != trajectory_of_row[:-1], True)
     reasons = {trajectory.stop_reason for trajectory in trajectories}
     filtered = masks_zero_variance and all(len(set(group.rewards)) == 1 for group in groups)
     if not loss_mask.any() and "stop" not in reasons and not filtered:
@@ -73,11 +76,12 @@ def collate(groups: Sequence[TrajectoryGroup], version: int = 0, *, masks_zero_v
         trajectory_lengths=torch.tensor([trajectory.length for trajectory in trajectories])[
             torch.from_numpy(trajectory_of_row)
         ],
-        baselines=_baselines(groups, group_of_row),
+        baselines=torch.tensor(baselines)[torch.from_numpy(group_of_row)] if len(baselines) == len(groups) else None,
         routed_experts=joined_choices([row.routed_experts for row in rows], shape[1]),
         engines=torch.from_numpy(engines) if (engines >= 0).any() else None,
         extras={name: _joined(name, rows) for name in dict.fromkeys(name for row in rows for name in row.extras)},
-        **_steps(trajectories, trajectory_of_row),
+        trajectories=torch.from_numpy(trajectory_of_row) if several_rows else None,
+        last_step=torch.from_numpy(last_step) if several_rows else None,
     )
 
 
@@ -123,20 +127,6 @@ def _tensor(array: RowArray) -> Tensor:
     dtype: torch.dtype = getattr(torch, array.dtype)
     flat = torch.frombuffer(bytearray(array.data), dtype=dtype) if array.data else torch.empty(0, dtype=dtype)
     return flat.view(array.shape)
-
-
-def _steps(trajectories: Sequence[Trajectory], trajectory_of_row: NDArray[np.int64]) -> dict[str, Tensor]:
-    """The trajectory of each row, and whether the row is its last; empty if every trajectory is a single row."""
-    if not any(trajectory.earlier for trajectory in trajectories):
-        return {}
-    last = np.append(trajectory_of_row[1:] != trajectory_of_row[:-1], True)
-    return {"trajectories": torch.from_numpy(trajectory_of_row), "last_step": torch.from_numpy(last)}
-
-
-def _baselines(groups: Sequence[TrajectoryGroup], group_of_row: NDArray[np.int64]) -> Tensor | None:
-    """The reward of each prompt's greedy answer, for each of its rows; None unless all have one."""
-    known = [group.baseline for group in groups if group.baseline is not None]
-    return torch.tensor(known)[torch.from_numpy(group_of_row)] if len(known) == len(groups) else None
 
 
 def collate_supervised(rows: Sequence[SupervisedRow]) -> TrainingBatch:
@@ -226,17 +216,13 @@ def mismatched(batch: TrainingBatch, longest: int) -> TrainingBatch:
     tokens: what KTO estimates the KL divergence on.
     """
     starts, lengths = batch.loss_mask.int().argmax(1).tolist(), batch.lengths.tolist()
-    rows = []
+    rows, fields = [], (batch.input_ids, batch.loss_mask)
     for row, start in enumerate(starts):
         other = row - 1
         parts = [(row, slice(0, start)), (other, slice(starts[other], lengths[other]))]
-        rows.append([torch.cat([field[at][part] for at, part in parts])[:longest] for field in _token_fields(batch)])
+        rows.append([torch.cat([field[at][part] for at, part in parts])[:longest] for field in fields])
     ids, mask = (_padded([row[index].numpy() for row in rows]) for index in range(2))
     return _batch(ids, mask, [len(row[0]) for row in rows], list(range(len(rows))), None)
-
-
-def _token_fields(batch: TrainingBatch) -> tuple[Tensor, Tensor]:
-    return batch.input_ids, batch.loss_mask
 
 
 def _common_prompt(row: PairRow | RankedRow) -> int:

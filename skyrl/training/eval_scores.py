@@ -10,16 +10,14 @@ use Wilson's score interval with an effective number of samples; those of reward
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import comb, sqrt
 from statistics import fmean
 
 import numpy as np
 
-from skyrl.training.describe import mean_positive
+from skyrl.training.describe import Metrics, mean_positive
 from skyrl.trajectory import Trajectory, TrajectoryGroup
-
-Metrics = dict[str, float]
 
 
 def scores(groups: Sequence[TrajectoryGroup], samples: int) -> Metrics:
@@ -43,7 +41,7 @@ def shares(groups: Sequence[TrajectoryGroup], samples: int) -> dict[str, list[li
     """`accuracy`, `pass_at_<k>` and `maj_at_<samples>`, each as values between 0 and 1, one list for each prompt."""
     rewards = _rewards(groups)
     result = {"accuracy": [[float(reward == 1.0) for reward in own] for own in rewards]}
-    for k in _powers_of_two(samples):
+    for k in sorted({min(2**power, samples) for power in range(samples.bit_length() + 1)}):  # 1, 2, 4, ..., samples
         passed = [[pass_at_k(len(own), sum(r > 0 for r in own), k)] for own in rewards if len(own) >= k]
         result |= {f"pass_at_{k}": passed} if passed else {}
     rows = _counted(groups)
@@ -90,15 +88,6 @@ def majority(votes: Sequence[tuple[str | None, float]]) -> float:
     return fmean(fmean(right) for right in by_answer.values() if len(right) == most) if most else 0.0
 
 
-def _powers_of_two(most: int) -> Iterator[int]:
-    """1, 2, 4, ... below `most`, then `most` itself."""
-    k = 1
-    while k < most:
-        yield k
-        k *= 2
-    yield most
-
-
 Z = 1.959963984540054
 """Quantile of the normal distribution at 97.5 %."""
 
@@ -133,12 +122,12 @@ def clustered_error(clusters: Sequence[Sequence[float]]) -> float:
     return sqrt(squares * len(clusters) / (len(clusters) - 1)) / count
 
 
-def mean_interval(clusters: Sequence[Sequence[float]], *, seed: int = 0) -> tuple[float, float]:
+def mean_interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Bounds of the mean over all values, one cluster per prompt: prompts are drawn with replacement (Efron 1979), and
-    the bounds are the 2.5th and 97.5th percentile of 10,000 such means. `seed` determines the draws.
+    the bounds are the 2.5th and 97.5th percentile of 10,000 such means, the same ones in every call.
     """
     sums, counts = np.array([sum(cluster) for cluster in clusters]), np.array([len(cluster) for cluster in clusters])
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     means = []
     for start in range(0, RESAMPLES, _AT_ONCE):
         resampled = random.integers(len(clusters), size=(min(_AT_ONCE, RESAMPLES - start), len(clusters)))

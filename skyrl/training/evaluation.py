@@ -12,7 +12,8 @@ from skyrl.rollout.measures import count_failures
 from skyrl.storage.atomic import atomic_folder
 from skyrl.tracking.jsonlines import json_line, sample_records
 from skyrl.tracking.source_labels import file_name, source_labels
-from skyrl.training.eval_scores import Metrics, scores
+from skyrl.training.describe import Metrics
+from skyrl.training.eval_scores import scores
 from skyrl.trajectory import Prompt, TrajectoryGroup
 from skyrl.tree import required
 

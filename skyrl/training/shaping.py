@@ -36,7 +36,7 @@ class RewardShaping:
 
     def _shaped(self, batch: TrainingBatch) -> Tensor:
         """Turns keep their scaled rewards; the difference between their sum and the shaped reward of the whole answer
-        is added to the last trained token.
+        is added to the last trained token, or to the row's last token if none is trained on.
         """
         config = self._config
         totals = batch.over_trajectories(batch.scores)
@@ -55,7 +55,10 @@ class RewardShaping:
             totals = normalize_by_config(config.norm, totals, batch.groups, batch.ends & trained)
         rewards = batch.rewards * config.scale
         missing = totals - batch.over_trajectories(rewards.sum(1))
-        return added_at(rewards, torch.where(batch.ends, missing, 0.0), _last_trained_token(batch))
+        columns = torch.arange(batch.loss_mask.shape[1], device=batch.loss_mask.device)
+        last_trained = torch.where(batch.loss_mask, columns, -1).amax(1)
+        last = torch.where(last_trained < 0, batch.lengths - 1, last_trained)
+        return added_at(rewards, torch.where(batch.ends, missing, 0.0), last)
 
     def state(self) -> dict[str, Any]:
         """State of the shaping, as a checkpoint stores it."""
@@ -92,21 +95,10 @@ class KLPenalty:
 
 def reward_shaping(algorithm: AlgorithmConfig) -> RewardShaping:
     """Reward shaping that the configuration asks for."""
-    penalty = KLPenalty(_controller(algorithm), algorithm.kl_estimator_type) if algorithm.use_kl_in_reward else None
-    return RewardShaping(algorithm.reward_shaping, penalty)
-
-
-def _controller(algorithm: AlgorithmConfig) -> KLController:
-    control = algorithm.kl_ctrl
-    match control.type:
-        case "fixed":
-            return FixedKLController(algorithm.kl_loss_coef)
-        case "adaptive":
-            return AdaptiveKLController(algorithm.kl_loss_coef, target=control.kl_target, horizon=control.horizon)
-
-
-def _last_trained_token(batch: TrainingBatch) -> Tensor:
-    """(B,) int64: the last trained token of each row, or the row's last token if none is trained on."""
-    columns = torch.arange(batch.loss_mask.shape[1], device=batch.loss_mask.device)
-    last = torch.where(batch.loss_mask, columns, -1).amax(1)
-    return torch.where(last < 0, batch.lengths - 1, last)
+    if not algorithm.use_kl_in_reward:
+        return RewardShaping(algorithm.reward_shaping, None)
+    control, weight = algorithm.kl_ctrl, algorithm.kl_loss_coef
+    controller: KLController = FixedKLController(weight)
+    if control.type == "adaptive":
+        controller = AdaptiveKLController(weight, target=control.kl_target, horizon=control.horizon)
+    return RewardShaping(algorithm.reward_shaping, KLPenalty(controller, algorithm.kl_estimator_type))

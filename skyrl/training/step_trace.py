@@ -100,7 +100,17 @@ class StepTrace:
         """
         batch, self._batch = self._batch, None
         if self._sinks and batch is not None and version == self._step:
-            await self._complete(batch)
+            with self._clock.measure("record"):
+                present = {name: getattr(batch, name) for name in STAGES if getattr(batch, name) is not None}
+                present["input_ids"] = present["input_ids"].to(torch.int32)  # no vocabulary needs more bits
+                computed = Computed(
+                    step=self._step,
+                    tensors={name: tensor.detach().cpu() for name, tensor in present.items()},
+                    updates=tuple(self._updates),
+                    weights={learner: await digest() for learner, digest in self._digests.items()},
+                )
+                for sink in self._sinks:
+                    sink.write_computed(computed)
         yield
 
     def traced_shaping(self, shape: ShapeRewards) -> ShapeRewards:
@@ -133,26 +143,9 @@ class StepTrace:
 
         return targeted
 
-    async def _complete(self, batch: TrainingBatch) -> None:
-        with self._clock.measure("record"):
-            computed = Computed(
-                step=self._step,
-                tensors=_tensors(batch),
-                updates=tuple(self._updates),
-                weights={learner: await digest() for learner, digest in self._digests.items()},
-            )
-            for sink in self._sinks:
-                sink.write_computed(computed)
-
 
 def weight_digests(weights: Iterator[tuple[str, Tensor]]) -> dict[str, str]:
     """xxh3-128 digest of every weight by name, each a whole tensor of any shape. Runs in the process that gathers the
     weights.
     """
     return {name: digest(tensor) for name, tensor in weights}
-
-
-def _tensors(batch: TrainingBatch) -> dict[str, Tensor]:
-    present = {name: getattr(batch, name) for name in STAGES if getattr(batch, name) is not None}
-    present["input_ids"] = present["input_ids"].to(torch.int32)  # no vocabulary needs more bits
-    return {name: tensor.detach().cpu() for name, tensor in present.items()}

@@ -29,7 +29,7 @@ from skyrl.experiments.factories import (
     parity_canary,
     weight_transport,
 )
-from skyrl.experiments.served_policy import address_of_clients, served_policy
+from skyrl.experiments.policy_sampling import address_of_clients, served_policy
 from skyrl.experiments.servers import server_engines
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.inference.pool.client import EngineState

@@ -13,8 +13,7 @@ from attrs import evolve
 from skyrl.cli.main import main
 from skyrl.planning.layout import Layout, Pool
 from skyrl.processes.machine_facts import GpuFacts, MachineFacts
-from skyrl.processes.network_probe import Link
-from skyrl.processes.ray.survey import EACH_PAIR, Survey, Surveyed, pairs
+from skyrl.processes.ray.survey import EACH_PAIR, Link, Survey, Surveyed, pairs
 from skyrl.tools.cluster_findings import cluster_findings
 from tests.machines import RAY_PORTS, ROOT, Machines
 from tests.nano_run import as_words, overrides

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from skyrl.errors import ProcessError, UserError
-from skyrl.processes.naming.names import LEASE_SECONDS, NameStore, Published
+from skyrl.processes.addresses import why_unreachable
+from skyrl.processes.naming.names import NameStore, Published
 
 _POLL_SECONDS = 0.2
 
@@ -24,7 +24,6 @@ def run_under_a_name(
     *,
     start_seconds: float,
     say: Callable[[str], None],
-    lease: float = LEASE_SECONDS,
 ) -> int:
     """Run the command, publish `url` under the name from its first accepted connection until it ends, and return its
     exit code (128 + N if signal N ended it). SIGINT and SIGTERM are forwarded to it.
@@ -37,14 +36,14 @@ def run_under_a_name(
         raise UserError(f"{url} is not the address of a server: write http://HOST:PORT")
     with _running(command) as process:
         deadline = time.monotonic() + start_seconds
-        while process.poll() is None and not _accepts_connections(parsed_url.hostname, parsed_url.port):
+        while process.poll() is None and why_unreachable(parsed_url.hostname, parsed_url.port, 1):
             if time.monotonic() > deadline:
                 raise ProcessError(f"{command[0]} accepted no connection at {url} within {start_seconds:g} s")
             time.sleep(_POLL_SECONDS)
         if process.poll() is not None:
             say(f"{command[0]} ended before it accepted a connection at {url}, with exit code {_code(process.wait())}")
         else:
-            with Published(store, name, url, lease) as published:
+            with Published(store, name, url) as published:
                 say(f"published as name:{name}")
                 while process.poll() is None:
                     if published.lost.wait(_POLL_SECONDS):
@@ -64,7 +63,8 @@ def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
         process = subprocess.Popen(command, start_new_session=True)
     except OSError as error:
         raise UserError(f"{command[0]} cannot be started: {error.strerror}") from error
-    kept = {item: signal.signal(item, lambda number, _: _forward(process, number)) for item in _FORWARDED}
+    forwarded = (signal.SIGINT, signal.SIGTERM)
+    kept = {item: signal.signal(item, lambda number, _: process.send_signal(number)) for item in forwarded}
     try:
         yield process
     finally:
@@ -77,18 +77,3 @@ def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-_FORWARDED = (signal.SIGINT, signal.SIGTERM)
-
-
-def _forward(process: subprocess.Popen[bytes], number: int) -> None:
-    with suppress(ProcessLookupError):
-        process.send_signal(number)
-
-
-def _accepts_connections(host: str, port: int) -> bool:
-    with suppress(OSError):
-        socket.create_connection((host, port), 1).close()
-        return True
-    return False

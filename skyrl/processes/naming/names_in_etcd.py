@@ -63,12 +63,6 @@ class _Nothing:
     """An answer that says nothing."""
 
 
-@frozen
-class _Entry:
-    value: str
-    owner: str
-
-
 class _Refused(ProcessError):
     """A call that etcd refuses."""
 
@@ -148,10 +142,9 @@ class NamesInEtcd:
     def _read(self, row: _Row) -> Entry:
         """The entry of a row. Raises `ProcessError` for one that skyrl has not written."""
         try:
-            entry = read(json.loads(self._text(row.value)), _Entry)
+            return read(json.loads(self._text(row.value)), Entry)
         except (ValueError, RecursionError) as error:
             raise ProcessError(f"etcd at {self._server} holds something else under skyrl/names: {error}") from None
-        return Entry(entry.value, entry.owner)
 
     def _text(self, coded: str) -> str:
         try:

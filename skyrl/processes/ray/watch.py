@@ -16,7 +16,7 @@ from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayError
 
 from skyrl.errors import ProcessError, ProcessLost
 from skyrl.processes.addresses import why_unreachable
-from skyrl.processes.exit_notice import ExitNotice
+from skyrl.processes.handles import ExitNotice
 from skyrl.processes.logs import end_of, last_line, last_words
 
 GRACE = 10.0
