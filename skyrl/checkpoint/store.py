@@ -27,8 +27,7 @@ from skyrl.checkpoint.manifest import FILE, Level, Manifest, StoredFile, damages
 from skyrl.checkpoint.names import STEP_FOLDER, name_of
 from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
 from skyrl.errors import ResumeError, RunError
-from skyrl.storage.disk import Disk, Storage, digest_of
-from skyrl.storage.disk_errors import readable, remedy
+from skyrl.storage.disk import Disk, Storage, digest_of, readable, remedy
 from skyrl.storage.places import storage_at
 
 STATE = "state.json"

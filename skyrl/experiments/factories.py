@@ -53,7 +53,7 @@ from skyrl.rollout.stream import StreamLimits
 from skyrl.runs.engine_changes import EngineChanges
 from skyrl.runs.run_tree import AnyRun
 from skyrl.storage.places import is_address
-from skyrl.training.rollout_parity import RolloutParity
+from skyrl.training.middleware import RolloutParity
 from skyrl.tree import FrozenDict, required
 from skyrl.weight_sync.canary import NEW_TOKENS, Canary, canary_prompts
 from skyrl.weight_sync.transports import (

@@ -17,7 +17,7 @@ from skyrl.experiments.model_checks import readable_files
 from skyrl.runs.run_lock import MANIFEST, SIGNATURE, refused_changes, stored_config, values_apart
 from skyrl.runs.run_owner import in_use_message, is_locked
 from skyrl.runs.run_tree import AnyRun
-from skyrl.storage.disk_errors import nearest, readable
+from skyrl.storage.disk import nearest, readable
 from skyrl.tree.rules import itself
 
 BYTES_OF_A_WEIGHT = 12

@@ -60,7 +60,7 @@ from skyrl.storage.disk import Disk
 from skyrl.tracking.batch_dump import BatchDump
 from skyrl.tracking.sample_files import SampleSink
 from skyrl.tracking.tracker import Tracker
-from skyrl.training.advantage import advantages_of, critic_targets
+from skyrl.training.advantage import advantages_of, critic_targets, reward_shaping
 from skyrl.training.guards import FiniteNumbers, NonFiniteGuard
 from skyrl.training.loop import Hooks, TrainingLoop
 from skyrl.training.middleware import (
@@ -69,6 +69,7 @@ from skyrl.training.middleware import (
     LayeredPublisher,
     LayeredRollouts,
     LayeredScorer,
+    ProfiledSteps,
     in_context,
     layered,
     run_after,
@@ -76,8 +77,6 @@ from skyrl.training.middleware import (
 )
 from skyrl.training.objective import policy_objective
 from skyrl.training.online_dpo import ranked_pairs_of
-from skyrl.training.profiling import ProfiledSteps
-from skyrl.training.shaping import reward_shaping
 from skyrl.training.step_trace import Sink, StepTrace
 from skyrl.training.teacher import (
     LocalTeacher,

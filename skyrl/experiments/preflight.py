@@ -135,15 +135,6 @@ def the_callbacks_exist(run: AnyRun) -> Iterator[Problem]:
 # One setting of any kind of run.
 
 
-def missing_packages(requirements: Iterable[tuple[str, str, str]]) -> Iterator[Problem]:
-    """Problems of packages that are not installed, given (the path that requires it, the package, the extra)."""
-    for field, package, extra in requirements:
-        if importlib.util.find_spec(package) is None:
-            message = f"needs the package {package}, which is not installed"
-            hint = install_command(extra) if extra else package_command(package)
-            yield Problem(path=field, message=message, hint=hint)
-
-
 def missing_data(field: str, sources: Iterable[str]) -> Iterator[Problem]:
     """Each source is an existing file or folder, a name on the hub, or a task of reasoning-gym."""
     for source in sources:
@@ -212,9 +203,40 @@ def trackers_can_be_had(run: RunBasics, environ: Mapping[str, str]) -> Iterator[
 # Reinforcement learning.
 
 
-def packages_are_installed(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def packages_are_installed(run: AnyRun) -> Iterator[Problem]:
     """Packages that the chosen strategy, engine and executor import are installed."""
-    yield from missing_packages(_packages(run))
+    for field, package, extra in _packages(run):
+        if importlib.util.find_spec(package) is None:
+            message = f"needs the package {package}, which is not installed"
+            hint = install_command(extra) if extra else package_command(package)
+            yield Problem(path=field, message=message, hint=hint)
+
+
+def _packages(run: AnyRun) -> Iterator[tuple[str, str, str]]:
+    """For each package: the path that requires it, the package, and the extra that installs it."""
+    model = kind_of(run).trained.at("model.path")
+    yield model, "torch", "train"
+    yield model, "transformers", "train"
+    if run.trainer.placement.executor == "ray":
+        yield run.trainer.path_of("placement.executor"), "ray", "ray"
+    if package := facts_of(run.trainer).package:
+        yield run.trainer.path_of("strategy"), package, package
+    if samples_rollouts(run):
+        yield from _packages_of_rollouts(run)
+
+
+def _packages_of_rollouts(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
+    backend = backend_of(run.generator.inference_engine)
+    if backend.package and draws_rollouts(run):
+        yield "generator.inference_engine.backend", backend.package, backend.extra
+    if run.trainer.use_liger_kernel and run.trainer.device == "cuda":
+        yield "trainer.use_liger_kernel", "liger_kernel", "liger"
+    if MCP in run.environment.names and draws_rollouts(run):
+        yield f"{MCP_TABLE}.servers", "mcp", "mcp"
+    agent = "environment.agent" if run.environment.agent.plays else None
+    if draws_rollouts(run) and (run.generator.inference_engine.enable_http_endpoint or agent):
+        yield agent or "generator.inference_engine.enable_http_endpoint", "starlette", "serve"
+        yield agent or "generator.inference_engine.enable_http_endpoint", "uvicorn", "serve"
 
 
 def gpus_are_available(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -286,27 +308,6 @@ def a_compiler_is_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
             )
 
     return compiles
-
-
-def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
-    """For each package: the path that requires it, the package, and the extra that installs it."""
-    yield "trainer.policy.model.path", "torch", "train"
-    yield "trainer.policy.model.path", "transformers", "train"
-    if on_ray(run):
-        yield "trainer.placement.executor", "ray", "ray"
-    backend = backend_of(run.generator.inference_engine)
-    if backend.package and draws_rollouts(run):
-        yield "generator.inference_engine.backend", backend.package, backend.extra
-    if run.trainer.use_liger_kernel and run.trainer.device == "cuda":
-        yield "trainer.use_liger_kernel", "liger_kernel", "liger"
-    if package := facts_of(run.trainer).package:
-        yield "trainer.strategy", package, package
-    if MCP in run.environment.names and draws_rollouts(run):
-        yield f"{MCP_TABLE}.servers", "mcp", "mcp"
-    agent = "environment.agent" if run.environment.agent.plays else None
-    if draws_rollouts(run) and (run.generator.inference_engine.enable_http_endpoint or agent):
-        yield agent or "generator.inference_engine.enable_http_endpoint", "starlette", "serve"
-        yield agent or "generator.inference_engine.enable_http_endpoint", "uvicorn", "serve"
 
 
 def data_files_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -433,15 +434,6 @@ DOCTOR = (*_PREFLIGHT, the_sandbox_starts, first_rows_can_be_used(judge=True))
 # Supervised runs.
 
 
-def packages_are_there(run: SupervisedConfig) -> Iterator[Problem]:
-    """Packages that the chosen strategy and executor import are installed."""
-    requirements = [("model.path", "torch", "train"), ("model.path", "transformers", "train")]
-    requirements += [("placement.executor", "ray", "ray")] if run.placement.executor == "ray" else []
-    package = facts_of(run).package
-    requirements += [("strategy", package, package)] if package else []
-    yield from missing_packages(requirements)
-
-
 def the_trackers_are_there(run: AnyRun) -> Iterator[Problem]:
     """The packages of the trackers are installed, and their keys are set."""
     yield from trackers_can_be_had(run.trainer, os.environ)
@@ -461,7 +453,7 @@ def the_template_is_there(run: SupervisedConfig) -> Iterator[Problem]:
 
 
 _SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
-    packages_are_there,
+    packages_are_installed,
     flash_attention_is_installed,
     the_trackers_are_there,
     model_exists,

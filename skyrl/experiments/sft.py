@@ -1,4 +1,4 @@
-"""Training runs that learn from rows: supervised fine-tuning here, reward models in `reward_model.py`.
+"""Training runs that learn from rows: supervised fine-tuning, and reward models from pairs of rows.
 
 As in `ppo.py`, each part is made by its `get_...` method when it is first needed, and then kept.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from skyrl.batch import TEACHER_HIDDEN, TEACHER_IDS, TEACHER_LOGPROBS, TrainingBatch
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.config import SFTConfig, SupervisedConfig
+from skyrl.config import RewardModelConfig, SFTConfig, SupervisedConfig
 from skyrl.config.checks.supervised_checks import evaluation_names
 from skyrl.config.derive.model_overrides import learner_overrides
 from skyrl.config.derive.supervised_rules import MODEL
@@ -29,31 +29,42 @@ from skyrl.data.row_store import row_key
 from skyrl.data.row_streams import EXAMINED, RowStream, parts_of, versions
 from skyrl.data.samplers import Sampler
 from skyrl.data.stream_cursor import StreamCursor
-from skyrl.data.supervised_rows import RowReader, TokenizedRows, load_supervised, reading_settings
+from skyrl.data.supervised_rows import RowReader, TokenizedRows, load_preferences, load_supervised, reading_settings
 from skyrl.errors import DataError
 from skyrl.experiments import teachers
 from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.exports import chat_tokenizer, export_of, new_turn_end
-from skyrl.experiments.full_length import supervised_fit_report, supervised_without_traces, synthetic_sequences
+from skyrl.experiments.full_length import (
+    supervised_fit_report,
+    supervised_without_traces,
+    synthetic_pairs,
+    synthetic_sequences,
+)
 from skyrl.experiments.sampling import sampler_of
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
-from skyrl.learners.workers.objectives import CrossEntropy
-from skyrl.learners.workers.roles import SFTTeacherWorker, SFTWorker
+from skyrl.learners.workers.objectives import BradleyTerry, CrossEntropy
+from skyrl.learners.workers.roles import RewardModelWorker, SFTTeacherWorker, SFTWorker
 from skyrl.models.files.loading import load_tokenizer, max_positions, refuse_small_vocabulary
 from skyrl.planning.replicas import Replicas, replicas
 from skyrl.runs.input_digests import combined_digest, model_digests
 from skyrl.runs.inputs import notice, refuse_other_tokens, report_unread_variables
 from skyrl.tracking.source_labels import source_labels
 from skyrl.tracking.tracker import Tracker
-from skyrl.training.collate import collate_supervised
+from skyrl.training.collate import collate_pairs, collate_supervised
 from skyrl.training.describe import Metrics
 from skyrl.training.loop import Hooks, TrainingLoop
-from skyrl.training.middleware import LayeredLearner, in_context, layered, run_before
-from skyrl.training.profiling import ProfiledSteps
-from skyrl.training.supervised import RowPosition, Sums, SupervisedEvaluation, SupervisedTrainer, likelihood
+from skyrl.training.middleware import LayeredLearner, ProfiledSteps, in_context, layered, run_before
+from skyrl.training.supervised import (
+    RowPosition,
+    Sums,
+    SupervisedEvaluation,
+    SupervisedTrainer,
+    likelihood,
+    preferences,
+)
 from skyrl.training.teacher import ServedTeacher
 
 SCORED_AT_A_TIME = 64
@@ -459,3 +470,26 @@ class SFTExp(SupervisedExp):
 
     def measure(self, scores: Tensor, batch: TrainingBatch) -> Sums:
         return likelihood(scores, batch)
+
+
+class RewardModelExp(SupervisedExp):
+    """Trains a model of which of two chats is better. Its learner is a critic: a body with a head for one number."""
+
+    role: ClassVar[str] = "critic"
+    cfg: RewardModelConfig
+    worker = RewardModelWorker
+
+    def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
+        return load_preferences(sources, self.tokenizer, self.cfg, self.max_length)
+
+    def synthetic_rows(self, vocabulary: int) -> TokenizedRows[Any]:
+        return synthetic_pairs(self.cfg, self.max_length, vocabulary)
+
+    def collate(self, rows: Sequence[Any]) -> TrainingBatch:
+        return collate_pairs(rows, share_prompts=self.cfg.use_sequence_packing)
+
+    def get_objective(self) -> Objective:
+        return BradleyTerry()
+
+    def measure(self, scores: Tensor, batch: TrainingBatch) -> Sums:
+        return preferences(scores, batch)

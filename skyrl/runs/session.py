@@ -27,8 +27,7 @@ from skyrl.runs.process_settings import ProcessSettings
 from skyrl.runs.progress_file import ProgressFile
 from skyrl.runs.resume import find_start
 from skyrl.runs.run_lock import RunLock, changes_to_say, config_text
-from skyrl.storage.disk import Disk
-from skyrl.storage.disk_errors import FULL, OPEN_FILES, nearest, readable, remedy
+from skyrl.storage.disk import FULL, OPEN_FILES, Disk, nearest, readable, remedy
 from skyrl.tracking.tracker import Trackers
 from skyrl.training.loop import TrainingLoop
 

@@ -13,8 +13,7 @@ from typing import Any
 from skyrl.errors import UserError
 from skyrl.experiments.standalone import StandaloneSampling
 from skyrl.tools.sampling_target import Target
-from skyrl.training.eval_scores import intervals
-from skyrl.training.evaluation import with_all
+from skyrl.training.evaluation import intervals, with_all
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree import required
 

@@ -26,7 +26,7 @@ from skyrl.runs.inputs import notice
 from skyrl.runs.stored_runs import Run, checkpoints_of
 from skyrl.storage.atomic import write_file
 from skyrl.tools.sampling_target import Target, model_of, stored_run_of
-from skyrl.training.eval_scores import mean_interval, share_interval
+from skyrl.training.evaluation import mean_interval, share_interval
 from skyrl.training.supervised import Sums
 
 ALONE = (

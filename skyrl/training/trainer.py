@@ -20,12 +20,12 @@ from skyrl.config.derive.sizes import scores_old_logprobs
 from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers.learning_worker import Objective
 from skyrl.rollout.batches import BatchSource, Rollouts
+from skyrl.training.advantage import RewardShaping
 from skyrl.training.collate import collate, row_sources, versions_behind
 from skyrl.training.describe import Metrics, average, describe, describe_advantages, prefixed
 from skyrl.training.objective import old_logprobs
 from skyrl.training.online_dpo import RankedPairs
 from skyrl.training.scorer import Scorer
-from skyrl.training.shaping import RewardShaping
 from skyrl.training.teacher import Teacher, describe_teacher, hinted_share
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree import required

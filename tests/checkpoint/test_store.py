@@ -20,8 +20,7 @@ from skyrl.checkpoint.manifest import read_manifest
 from skyrl.checkpoint.shards import StoredTensors, TensorShard, WeightFiles, write_shards
 from skyrl.checkpoint.store import CheckpointStore, Retention, finite_metrics, load_checkpoint
 from skyrl.errors import ResumeError, RunError
-from skyrl.storage.disk import Disk
-from skyrl.storage.disk_errors import readable
+from skyrl.storage.disk import Disk, readable
 from tests.checkpoint.faulty import (
     DAMAGES,
     Killed,

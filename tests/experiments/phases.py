@@ -22,8 +22,7 @@ from attrs import asdict, frozen
 
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.experiments.preference import PreferenceExp
-from skyrl.experiments.reward_model import RewardModelExp
-from skyrl.experiments.sft import SFTExp
+from skyrl.experiments.sft import RewardModelExp, SFTExp
 from skyrl.learners.data_parallel import DataParallel
 from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker

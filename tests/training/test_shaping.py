@@ -11,8 +11,8 @@ import torch
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, KLCtrlConfig, NormConfig, OverlongConfig, RewardShapingConfig
+from skyrl.training.advantage import reward_shaping
 from skyrl.training.collate import collate
-from skyrl.training.shaping import reward_shaping
 from skyrl.trajectory import Prompt, TokenRow, Trajectory, TrajectoryGroup, TurnReward
 from tests.training.batches import batch_of
 

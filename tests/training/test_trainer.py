@@ -16,9 +16,9 @@ from skyrl.config import AlgorithmConfig, TrainerConfig
 from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers.learning_worker import Objective
 from skyrl.learners.workers.objectives import ReturnRegression
+from skyrl.training.advantage import reward_shaping
 from skyrl.training.describe import average
 from skyrl.training.objective import policy_objective
-from skyrl.training.shaping import reward_shaping
 from skyrl.training.trainer import AS_CONFIGURED, PPOTrainer, RolloutPosition
 from skyrl.trajectory import TrajectoryGroup
 from tests.training.test_metrics import answer, group

@@ -85,7 +85,7 @@ def show(folder: str, as_json: bool) -> None:
 
     Its files, state, metrics and versions are shown.
     """
-    from skyrl.storage.disk_errors import readable
+    from skyrl.storage.disk import readable
 
     store, steps = _open_store(folder)
     if not steps:
@@ -216,7 +216,7 @@ def _checkpoint_path(folder: str) -> str:
 
 
 def _line(store: CheckpointStore, step: int) -> str:
-    from skyrl.storage.disk_errors import readable
+    from skyrl.storage.disk import readable
 
     manifest = store.manifest(step)
     ranks = ", ".join(
