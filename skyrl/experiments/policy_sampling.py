@@ -26,9 +26,9 @@ from skyrl.experiments.factories import (
     engine_restarts,
     in_flight_policy,
     longest_sequence,
+    server_engines,
 )
 from skyrl.experiments.sampling import first_prompts, read_prompts
-from skyrl.experiments.servers import server_engines
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.inference.pool.engine_proxy import EngineProxy

@@ -29,12 +29,14 @@ from skyrl.config.derive.rl_models import (
 )
 from skyrl.config.derive.sizes import Model, grid_of, on_ray, replicas_of, starts_engines
 from skyrl.errors import UserError
-from skyrl.experiments import teachers
 from skyrl.experiments.factories import (
+    close_teachers,
+    connect_teachers,
     engine_makers,
     longest_sequence,
     parity_canary,
     rollout_parity,
+    served_teacher,
     weight_transport,
 )
 from skyrl.experiments.full_length import fit_report, full_length_rollouts, probe_run
@@ -136,7 +138,7 @@ class BasePPOExp(PolicySampling):
         urls: dict[str | None, str] = dict(endpoint.sources.items())
         if endpoint.url:
             urls = {None: endpoint.url, **urls}
-        return {source: teachers.served_teacher(endpoint, url) for source, url in urls.items()}
+        return {source: served_teacher(endpoint, url) for source, url in urls.items()}
 
     @cached_property
     def critic(self) -> LearnerGroup[CriticWorker] | None:
@@ -577,7 +579,7 @@ class BasePPOExp(PolicySampling):
                 raise UserError(no_row_message(unused, {str(source) for source in sources}))
         top = (distillation.top_k or 0) if distillation.type == "loss" else 0
         policy = str(self.cfg.trainer.policy.model.path)
-        await teachers.connect(
+        await connect_teachers(
             served.values(),
             self.tokenizer,
             policy,
@@ -596,7 +598,7 @@ class BasePPOExp(PolicySampling):
         """Close the rollouts, the endpoint and the engines after training."""
         await self.rollouts.close()
         await self.close_endpoint()
-        await teachers.close(self.served_teachers.values())
+        await close_teachers(self.served_teachers.values())
         if not self.recorded:
             end_otherwise = self.shutdown.requested and on_ray(self.cfg) and starts_engines(self.cfg)
             await self.client.close(engines_end_otherwise=end_otherwise)  # their processes are killed

@@ -31,9 +31,9 @@ from skyrl.data.samplers import Sampler
 from skyrl.data.stream_cursor import StreamCursor
 from skyrl.data.supervised_rows import RowReader, TokenizedRows, load_preferences, load_supervised, reading_settings
 from skyrl.errors import DataError
-from skyrl.experiments import teachers
 from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.exports import chat_tokenizer, export_of, new_turn_end
+from skyrl.experiments.factories import close_teachers, connect_teachers, served_teacher
 from skyrl.experiments.full_length import (
     supervised_fit_report,
     supervised_without_traces,
@@ -400,7 +400,7 @@ class SFTExp(SupervisedExp):
     def served_teachers(self) -> tuple[ServedTeacher, ...]:
         """The teacher, if it is one behind a server."""
         endpoint = self.cfg.distillation.endpoint
-        return () if endpoint.url is None else (teachers.served_teacher(endpoint, endpoint.url),)
+        return () if endpoint.url is None else (served_teacher(endpoint, endpoint.url),)
 
     def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         return load_supervised(sources, self.tokenizer, self.cfg, self.max_length)
@@ -432,7 +432,7 @@ class SFTExp(SupervisedExp):
 
     async def prepare(self) -> None:
         """Ask the served teacher, if there is one, for its limits."""
-        await teachers.connect(
+        await connect_teachers(
             self.served_teachers,
             self.tokenizer,
             str(self.cfg.model.path),
@@ -444,7 +444,7 @@ class SFTExp(SupervisedExp):
 
     async def close(self) -> None:
         """Close the connections to a served teacher."""
-        await teachers.close(self.served_teachers)
+        await close_teachers(self.served_teachers)
 
     async def complete(self, batch: TrainingBatch) -> TrainingBatch:
         """The batch, whose rows carry what the model learns from the teacher: its hidden states at the learned tokens,

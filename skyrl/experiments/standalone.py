@@ -13,7 +13,14 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.sizes import on_ray, sizes_of, starts_engines
 from skyrl.endpoint.client_access import Address
 from skyrl.errors import Problem, Stopped
-from skyrl.experiments.factories import NO_ADAPTERS, EngineAdapters, engine_makers, engine_restarts, start_processes
+from skyrl.experiments.factories import (
+    NO_ADAPTERS,
+    EngineAdapters,
+    engine_makers,
+    engine_restarts,
+    server_engines,
+    start_processes,
+)
 from skyrl.experiments.first_rows import first_rows_can_be_used
 from skyrl.experiments.model_checks import answers_fit, models_exist, policy_has_chat_template
 from skyrl.experiments.policy_sampling import PolicySampling
@@ -24,7 +31,6 @@ from skyrl.experiments.preflight import (
     the_task_can_be_imported,
     tokens_of_servers_are_there,
 )
-from skyrl.experiments.servers import server_engines
 from skyrl.inference.engine import InferenceEngine
 from skyrl.inference.pool.restarts import EngineRestarts
 from skyrl.planning.layout import layout_of_engines

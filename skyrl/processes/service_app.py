@@ -1,4 +1,5 @@
-"""The ASGI application of every HTTP service of this package: `service_app` makes all of them.
+"""The ASGI application of every HTTP service of this package: `service_app` makes all of them, and `ServiceThreads` are
+the threads on which a service works for its clients.
 
     request -> RULES -> token -> route -> answer, or a `RequestError` in the service's own form
 
@@ -13,11 +14,15 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import select
+import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
+from attrs import frozen
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -30,6 +35,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from skyrl.errors import RequestError
 from skyrl.processes.addresses import is_loopback
 from skyrl.processes.answers import collected
+
+T = TypeVar("T")
 
 LONGEST_BODY = 4 << 20
 """Maximum size of a request's body, in bytes."""
@@ -287,3 +294,37 @@ async def _respond_while_connected(request: Request, answer: Awaitable[Response]
         for task in (working, watching):
             task.cancel()
         await asyncio.wait([working, watching])
+
+
+@frozen
+class HangUp:
+    """The end of a client. It has happened once the other end of `line` is closed."""
+
+    line: socket.socket
+
+    def fileno(self) -> int:
+        """A descriptor that is readable once the client is gone."""
+        return self.line.fileno()
+
+    def has_happened(self) -> bool:
+        """Whether the client is gone."""
+        watch = select.poll()
+        watch.register(self.line, select.POLLIN)
+        return bool(watch.poll(0))
+
+
+class ServiceThreads:
+    """The threads of one service."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    async def run(self, work: Callable[[HangUp], T]) -> T:
+        """The result of `work` on one of the threads. If this call is cancelled, work that has not begun never does,
+        and work that has begun learns from its argument that nobody waits for it any more.
+        """
+        caller_socket, worker_socket = socket.socketpair()
+        with caller_socket:  # closes, and so tells the thread, also if this call is cancelled
+            future = self._pool.submit(work, HangUp(worker_socket))
+            future.add_done_callback(lambda _: worker_socket.close())
+            return await asyncio.wrap_future(future)
