@@ -22,7 +22,7 @@ from skyrl.installation import __version__
 PACKAGES = ("torch", "ray", "transformers", "vllm", "deepspeed")
 """Packages whose versions have to agree, beside skyrl's own."""
 
-_QUERY = ("index", "name", "memory.total", "memory.used", "ecc.errors.uncorrected.volatile.total")
+_QUERY = ("index", "name", "ecc.errors.uncorrected.volatile.total")
 _SECONDS = 20.0
 
 
@@ -32,8 +32,6 @@ class GpuFacts:
 
     index: str
     name: str
-    total_mib: int | None
-    used_mib: int | None
     uncorrected_errors: int | None
     """Uncorrected memory errors since the driver was loaded; None if the GPU does not count them."""
 
@@ -125,14 +123,8 @@ def _gpus() -> tuple[list[GpuFacts], str]:
 def read_gpus(text: str) -> Iterator[GpuFacts]:
     """The rows that nvidia-smi printed for `_QUERY`; what it does not know, such as `[N/A]`, is None."""
     for line in text.splitlines():
-        index, name, total, used, errors = (part.strip() for part in line.split(","))
-        yield GpuFacts(
-            index=index, name=name, total_mib=_number(total), used_mib=_number(used), uncorrected_errors=_number(errors)
-        )
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
+        index, name, errors = (part.strip() for part in line.split(","))
+        yield GpuFacts(index=index, name=name, uncorrected_errors=int(errors) if errors.isdecimal() else None)
 
 
 def resident_bytes() -> int:

@@ -252,7 +252,7 @@ class _CachedPattern:
         current = vars(os.environ)["_data"]  # compared as a whole, without decoding each variable
         if current != self._seen:
             self._seen = dict(current)
-            self._pattern = re.compile("|".join(map(re.escape, secrets_of(os.environ))) or r"(?!)")
+            self._pattern = re.compile("|".join(map(re.escape, secrets_of(dict(os.environ)))) or r"(?!)")
         return self._pattern
 
 

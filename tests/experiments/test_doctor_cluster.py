@@ -23,7 +23,7 @@ FACTS = MachineFacts(
     versions={"python": "3.11.7", "torch": "2.13.0", "skyrl's code": "ab12"},
     memory=50 << 30,
     total_memory=64 << 30,
-    gpus=[GpuFacts(index="0", name="L40S", total_mib=46068, used_mib=0, uncorrected_errors=0)],
+    gpus=[GpuFacts(index="0", name="L40S", uncorrected_errors=0)],
     gpu_problem="",
     lacking=[],
     unwritable=[],

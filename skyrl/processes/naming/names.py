@@ -201,7 +201,7 @@ def run_under_a_name(
         raise UserError(f"{url} is not the address of a server: write http://HOST:PORT")
     with _running(command) as process:
         deadline = time.monotonic() + start_seconds
-        while process.poll() is None and why_unreachable(parsed_url.hostname, parsed_url.port, 1):
+        while process.poll() is None and why_unreachable(parsed_url.hostname, parsed_url.port, 1) is not None:
             if time.monotonic() > deadline:
                 raise ProcessError(f"{command[0]} accepted no connection at {url} within {start_seconds:g} s")
             time.sleep(_POLL_SECONDS)

@@ -16,8 +16,7 @@ from typing import TypeVar
 from attrs import frozen
 
 from skyrl.errors import ProcessError
-from skyrl.processes.answers import BadAnswer, display_value, read
-from skyrl.processes.http_posts import posted
+from skyrl.processes.answers import BadAnswer, display_value, posted, read
 from skyrl.processes.naming.names import Entry
 
 _SECONDS = 5.0

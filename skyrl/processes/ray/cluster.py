@@ -153,8 +153,9 @@ def attach(address: str, seconds: float, field: str = "trainer.placement.ray_add
     """
     host, _, port = address.rpartition(":")
     names_a_port = "/" not in address and host and port.isdecimal()  # `auto` and the like are looked up by Ray itself
-    # Ray would try for minutes.
-    if names_a_port and (reason := why_unreachable(host.strip("[]"), int(port), _CONNECT_SECONDS)):
+    # Asked first, since Ray would try for minutes.
+    reason = why_unreachable(host.strip("[]"), int(port), _CONNECT_SECONDS) if names_a_port else None
+    if reason is not None:
         raise ProcessError(
             f"No connection to the Ray cluster at {address}: {reason}. Start the head first, or correct {field}"
         )

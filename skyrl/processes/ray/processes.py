@@ -24,10 +24,9 @@ from skyrl.processes.handles import Deadlines, ExitNotice, Group
 from skyrl.processes.orphans import PRIVATE, folder_of_this_process
 from skyrl.processes.progress import Progress
 from skyrl.processes.ray.cluster import Device, attach, clock_difference, start
-from skyrl.processes.ray.handles import RayHandle, failed
 from skyrl.processes.ray.host import ActorSettings, HostActor, Introduction
 from skyrl.processes.ray.placement import Placement
-from skyrl.processes.ray.watch import Member, Watch
+from skyrl.processes.ray.watch import Member, RayHandle, Watch, failed
 
 T = TypeVar("T")
 
