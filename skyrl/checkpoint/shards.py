@@ -102,12 +102,14 @@ def write_shards(shards: Sequence[TensorShard], storage: Storage, folder: str, n
     return StoredFile(name=name, size=sum(map(len, content)), digest=digest_of(content))
 
 
-@frozen(kw_only=True)
+@frozen
 class _Place:
     """Location of a shard."""
 
     file: str
     offset: int
+    """Offset in the file, in bytes."""
+
     dtype: torch.dtype
     start: int
     count: int
@@ -203,26 +205,21 @@ class StoredTensors(Mapping[str, Tensor]):
                 raise ValueError(f"its header claims {length} bytes")
             header = json.loads(self.storage.read(path, 8, length))
             index = json.loads(header["__metadata__"][_INDEX])
-            for name, (shape, start) in index.items():
-                segment = _place(file, 8 + length, header[name], start, room)
-                if not are_counts(shape) or segment.start + segment.count > math.prod(shape):
+            for name, (shape, start) in index.items():  # a forged header is refused before memory is allocated by it
+                entry = header[name]
+                part, offsets, dtype = entry["shape"], entry["data_offsets"], _TYPES[entry["dtype"]]
+                if not (are_counts(part) and are_counts(offsets) and len(offsets) == 2 and is_count(start)):
+                    raise ValueError(
+                        f"its shape {part}, offsets {offsets} or start {start} are not non-negative integers"
+                    )
+                (first, last), count = offsets, math.prod(part)
+                if last > room or last - first != count * dtype.itemsize:
+                    raise ValueError(f"{last - first} bytes at {first} do not hold the shape {part}")
+                if not are_counts(shape) or start + count > math.prod(shape):
                     raise ValueError(f"{name} is not part of a tensor of shape {shape}")
-                yield name, tuple(shape), segment
+                yield name, tuple(shape), _Place(file, 8 + length + first, dtype, start, count)
         except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as error:
             raise ResumeError(f"{self._location(file)} cannot be read: {error}") from error
-
-
-def _place(file: str, data: int, entry: Mapping[str, Any], start: object, room: int) -> _Place:
-    """Location of a shard, from its entry in the header. `data` is the offset of the file's numbers, `room` their size,
-    both in bytes.
-    """
-    shape, offsets, dtype = entry["shape"], entry["data_offsets"], _TYPES[entry["dtype"]]
-    if not (are_counts(shape) and are_counts(offsets) and len(offsets) == 2 and is_count(start)):
-        raise ValueError(f"its shape {shape}, offsets {offsets} or start {start} are not non-negative integers")
-    first, last = offsets
-    if last > room or last - first != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{last - first} bytes at {first} do not hold the shape {shape}")
-    return _Place(file=file, offset=data + first, dtype=dtype, start=start, count=math.prod(shape))
 
 
 def are_counts(values: object) -> TypeGuard[list[int]]:

@@ -76,6 +76,7 @@ from skyrl.training.middleware import (
     layered,
     run_after,
     run_before,
+    with_listeners,
 )
 from skyrl.training.objective import policy_objective
 from skyrl.training.online_dpo import ranked_pairs_of
@@ -427,10 +428,14 @@ class BasePPOExp(PolicySampling):
                     on_result=[self.callbacks.weights_sent],
                 )
             ),
-            shape_rewards=trace.traced_shaping(finite_check.finite_shaping(shaping)),
-            estimate_advantages=trace.traced_estimator(finite_check.finite_estimator(estimate_advantages)),
+            shape_rewards=with_listeners(shaping, before=[trace.keep, finite_check.refuse]),
+            estimate_advantages=with_listeners(
+                estimate_advantages,
+                before=[trace.keep, finite_check.refuse],
+                after=[finite_check.refuse_advantages, trace.keep_advantages],
+            ),
             pairs=pairs,
-            critic_targets=trace.traced_targets(critic_targets(algorithm)),
+            critic_targets=with_listeners(critic_targets(algorithm), after=[trace.keep_returns]),
             position=position,
         )
 

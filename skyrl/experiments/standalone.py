@@ -111,9 +111,8 @@ def the_prompts_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def packages_for_sampling(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Packages that the engine and the executor import are installed; those of trackers and learners are not needed."""
-    unused = ("trainer.logger", "trainer.strategy")
-    yield from (problem for problem in packages_are_installed(run) if problem.path not in unused)
+    """Packages that the engine and the executor import are installed; that of the learners' strategy is not needed."""
+    yield from (problem for problem in packages_are_installed(run) if problem.path != "trainer.strategy")
 
 
 model_checks: tuple[Check[SkyRLTrainConfig], ...] = (

@@ -89,6 +89,25 @@ def in_context(enter: Callable[[], AbstractContextManager[object]]) -> Callable[
     return entered
 
 
+def with_listeners(
+    function: Callable[[TrainingBatch], R],
+    *,
+    before: Sequence[Callable[[TrainingBatch], None]] = (),
+    after: Sequence[Callable[[TrainingBatch, R], None]] = (),
+) -> Callable[[TrainingBatch], R]:
+    """Wraps a computation on a batch: the listeners `before` it get the batch, those `after` it also the result."""
+
+    def computed(batch: TrainingBatch) -> R:
+        for listener in before:
+            listener(batch)
+        result = function(batch)
+        for hear in after:
+            hear(batch, result)
+        return result
+
+    return computed
+
+
 @frozen(kw_only=True)
 class LayeredRollouts:
     """A source of batches. See `skyrl.rollout.batches.BatchSource`."""

@@ -13,7 +13,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from skyrl.algorithms.estimators import AdvantageEstimator
 from skyrl.batch import TrainingBatch
 from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers.learning_worker import Objective
@@ -21,7 +20,6 @@ from skyrl.rollout.batches import Rollouts
 from skyrl.tracking.recording import Computed, SampledBatch, Update
 from skyrl.tracking.timing import Clock
 from skyrl.training.describe import Metrics
-from skyrl.training.guards import ShapeRewards
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.weight_receiver.incoming_weights import digest
 
@@ -113,35 +111,17 @@ class StepTrace:
                     sink.write_computed(computed)
         yield
 
-    def traced_shaping(self, shape: ShapeRewards) -> ShapeRewards:
-        """`shape`; the trace keeps its batch."""
+    def keep(self, batch: TrainingBatch) -> None:
+        """Listener before reward shaping and advantage estimation: the trace keeps the batch."""
+        self._batch = batch
 
-        def shaped(batch: TrainingBatch) -> tuple[Tensor, Metrics]:
-            self._batch = batch
-            return shape(batch)
+    def keep_advantages(self, batch: TrainingBatch, advantages: Tensor) -> None:
+        """Listener after advantage estimation."""
+        self._batch = batch.with_fields(advantages=advantages)
 
-        return shaped
-
-    def traced_estimator(self, estimate: AdvantageEstimator) -> AdvantageEstimator:
-        """`estimate`; the trace keeps its batch and advantages."""
-
-        def estimated(batch: TrainingBatch) -> Tensor:
-            self._batch = batch
-            advantages = estimate(batch)
-            self._batch = batch.with_fields(advantages=advantages)
-            return advantages
-
-        return estimated
-
-    def traced_targets(self, targets: Callable[[TrainingBatch], Tensor]) -> Callable[[TrainingBatch], Tensor]:
-        """`targets`; the trace keeps the returns."""
-
-        def targeted(batch: TrainingBatch) -> Tensor:
-            returns = targets(batch)
-            self._batch = batch.with_fields(returns=returns)
-            return returns
-
-        return targeted
+    def keep_returns(self, batch: TrainingBatch, returns: Tensor) -> None:
+        """Listener after the targets of a critic are known."""
+        self._batch = batch.with_fields(returns=returns)
 
 
 def weight_digests(weights: Iterator[tuple[str, Tensor]]) -> dict[str, str]:
