@@ -31,8 +31,9 @@ def collate(groups: Sequence[TrajectoryGroup], version: int = 0, *, masks_zero_v
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     rows_of_each = [trajectory.token_rows for trajectory in trajectories]
     rows = [row for token_rows in rows_of_each for row in token_rows]
-    trajectory_of_row = np.repeat(np.arange(len(trajectories)), [len(token_rows) for token_rows in rows_of_each])
-    group_of_row = np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups])[trajectory_of_row]
+    trajectory_of_row = torch.arange(len(trajectories)).repeat_interleave(torch.tensor(list(map(len, rows_of_each))))
+    sizes = torch.tensor([len(group.trajectories) for group in groups])
+    group_of_row = torch.arange(len(groups)).repeat_interleave(sizes)[trajectory_of_row]
     lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
     shape = (len(rows), max(lengths))
     input_ids = np.zeros(shape, dtype=np.int64)
@@ -56,7 +57,7 @@ def collate(groups: Sequence[TrajectoryGroup], version: int = 0, *, masks_zero_v
             rewards[index][len(row.prompt_ids) + next(trained, turn.token)] += turn.reward
     baselines = [group.baseline for group in groups if group.baseline is not None]
     several_rows = any(trajectory.earlier for trajectory in trajectories)
-    last_step = np.append(trajectory_of_row[1:] != trajectory_of_row[:-1], True)
+    last_step = trajectory_of_row.diff(append=torch.tensor([-1])) != 0
     reasons = {trajectory.stop_reason for trajectory in trajectories}
     filtered = masks_zero_variance and all(len(set(group.rewards)) == 1 for group in groups)
     if not loss_mask.any() and "stop" not in reasons and not filtered:
@@ -71,17 +72,15 @@ def collate(groups: Sequence[TrajectoryGroup], version: int = 0, *, masks_zero_v
         loss_mask=torch.from_numpy(loss_mask),
         rollout_logprobs=torch.from_numpy(logprobs) if any(len(row.rollout_logprobs) for row in rows) else None,
         rewards=torch.from_numpy(rewards),
-        groups=torch.from_numpy(group_of_row),
+        groups=group_of_row,
         answer_lengths=torch.tensor([len(row.response_ids) for row in rows]),
-        trajectory_lengths=torch.tensor([trajectory.length for trajectory in trajectories])[
-            torch.from_numpy(trajectory_of_row)
-        ],
-        baselines=torch.tensor(baselines)[torch.from_numpy(group_of_row)] if len(baselines) == len(groups) else None,
+        trajectory_lengths=torch.tensor([trajectory.length for trajectory in trajectories])[trajectory_of_row],
+        baselines=torch.tensor(baselines)[group_of_row] if len(baselines) == len(groups) else None,
         routed_experts=joined_choices([row.routed_experts for row in rows], shape[1]),
         engines=torch.from_numpy(engines) if (engines >= 0).any() else None,
         extras={name: _joined(name, rows) for name in dict.fromkeys(name for row in rows for name in row.extras)},
-        trajectories=torch.from_numpy(trajectory_of_row) if several_rows else None,
-        last_step=torch.from_numpy(last_step) if several_rows else None,
+        trajectories=trajectory_of_row if several_rows else None,
+        last_step=last_step if several_rows else None,
     )
 
 

@@ -99,7 +99,7 @@ class SupervisedTrainer(Generic[Row]):
 
     learner: Learner
     objective: Objective
-    """What the learner minimizes."""
+    """Objective that the learner minimizes."""
 
     _complete: Completion = unchanged
     version: int = field(default=0, init=False)

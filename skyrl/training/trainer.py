@@ -127,7 +127,7 @@ class PPOTrainer:
     reference: Scorer | None
     critic: Learner | None
     objective: Objective
-    """What the policy minimizes."""
+    """Objective that the policy minimizes."""
 
     critic_objective: Objective
     weights: Publisher
