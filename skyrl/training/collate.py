@@ -38,8 +38,7 @@ def collate(groups: Sequence[TrajectoryGroup], version: int = 0, *, masks_zero_v
     shape = (len(rows), max(lengths))
     input_ids = np.zeros(shape, dtype=np.int64)
     loss_mask = np.zeros(shape, dtype=np.bool_)
-    logprobs = np.zeros(shape, dtype=np.float32)
-    rewards = np.zeros(shape, dtype=np.float32)
+    logprobs, rewards = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
     engines = np.full(shape, -1, dtype=np.int64)
     for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         prompt = len(row.prompt_ids)
@@ -54,7 +53,7 @@ def collate(groups: Sequence[TrajectoryGroup], version: int = 0, *, masks_zero_v
         # to the last token of the prompt.
         for turn in row.rewards:
             trained = (token for token in range(turn.token, -1, -1) if row.loss_mask[token])
-            rewards[index][len(row.prompt_ids) + next(trained, turn.token)] += turn.reward
+            rewards[index][prompt + next(trained, turn.token)] += turn.reward
     baselines = [group.baseline for group in groups if group.baseline is not None]
     several_rows = any(trajectory.earlier for trajectory in trajectories)
     last_step = trajectory_of_row.diff(append=torch.tensor([-1])) != 0
