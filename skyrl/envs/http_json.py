@@ -13,7 +13,7 @@ from attrs import frozen
 
 from skyrl.errors import ProcessError, ServiceGone
 from skyrl.processes.answers import BadAnswer, asked_to_wait, posted
-from skyrl.processes.naming.names import located
+from skyrl.processes.naming.stores import located
 
 T = TypeVar("T")
 

@@ -57,7 +57,7 @@ from skyrl.processes.credentials import api_key
 from skyrl.processes.event_loop import run_in_daemon_thread
 from skyrl.processes.handles import Deadlines, Processes
 from skyrl.processes.in_process import InProcess
-from skyrl.processes.naming.names import awaited
+from skyrl.processes.naming.stores import awaited
 from skyrl.processes.torch_environment import TORCH_ENVIRONMENT
 from skyrl.rollout.stream import StreamLimits
 from skyrl.runs.engine_changes import EngineChanges

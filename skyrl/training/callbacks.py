@@ -26,7 +26,6 @@ from skyrl.tree.names import nearest
 R = TypeVar("R")
 
 if TYPE_CHECKING:
-    from skyrl.training.loop import Trainer
     from skyrl.trajectory import TrajectoryGroup
 
 
@@ -119,26 +118,21 @@ class Callbacks:
     ) -> None:
         """`callbacks` have the names that checkpoints and messages use. `say` prints a message about the run."""
         self._callbacks, self._total_steps, self._folder, self._say = dict(callbacks), total_steps, folder, say
-        self._trainer: Trainer | None = None
+        self._position: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.control = Control()
         self.stopped_by = ""
         """Name of the callback that ended the run; empty if none has."""
 
-    def watch(self, trainer: Trainer) -> None:
-        """Take the step and the epoch of events from `trainer`."""
-        self._trainer = trainer
+    def watch(self, position: Callable[[], tuple[int, int]]) -> None:
+        """Take the step and the epoch of events from `position`."""
+        self._position = position
 
     def tell(self, event: str, *args: object) -> None:
         """Call the event's method of every callback. Raises `CallbackError`."""
         if not self._callbacks:
             return
-        trainer = self._trainer
-        state = TrainingState(
-            step=trainer.version if trainer else 0,
-            total_steps=self._total_steps,
-            epoch=trainer.position.epoch if trainer else 0,
-            folder=self._folder,
-        )
+        step, epoch = self._position()
+        state = TrainingState(step=step, total_steps=self._total_steps, epoch=epoch, folder=self._folder)
         for name, callback in self._callbacks.items():
             _call_user(name, event, getattr(callback, event), state, self.control, *args)
             if self.control.should_training_stop:

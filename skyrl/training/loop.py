@@ -185,7 +185,7 @@ class TrainingLoop:
         self.trainer, self.total_steps = trainer, total_steps
         self.tracker, self.clock, self.shutdown = tracker, clock, shutdown
         self._hooks, self._checkpoints, self._callbacks = hooks, checkpoints, hooks.callbacks
-        self._callbacks.watch(trainer)
+        self._callbacks.watch(lambda: (trainer.version, trainer.position.epoch))
         self._evaluates_first = config.eval_before_train
         self._saved_version = 0
         self._position_before_step: dict[str, Any] | None = None

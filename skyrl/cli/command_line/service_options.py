@@ -47,7 +47,8 @@ def published(name: str | None, names: str | None, url: str) -> Iterator[None]:
         return
     if not names:
         raise UserError("--name needs a name store: pass --names nfs:FOLDER, or set the variable SKYRL_NAMES")
-    from skyrl.processes.naming.names import Published, name_store
+    from skyrl.processes.naming.names import Published
+    from skyrl.processes.naming.stores import name_store
 
     with Published(name_store(names), name, url):
         click.echo(f"published as name:{name}")

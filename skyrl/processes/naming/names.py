@@ -6,12 +6,6 @@
 
 A name has a lease, which its owner renews. A name that is not renewed in time disappears, so that lookups never return
 the address of a dead process. A name belongs to one owner; a second is refused as long as the first is alive.
-
-The variable SKYRL_NAMES or the option --names gives the address of the store that has the names:
-
-    nfs:/shared/names           a folder that all machines mount
-    etcd:10.0.0.1:2379          an etcd server
-    ray:10.0.0.1:6379           a Ray cluster; `ray:auto` is that of this machine, or the one this process has joined
 """
 
 from __future__ import annotations
@@ -23,8 +17,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Protocol, Self
 from urllib.parse import urlsplit
 
@@ -32,14 +24,9 @@ from attrs import frozen
 
 from skyrl.errors import ProcessError, UserError
 from skyrl.processes.addresses import why_unreachable
-from skyrl.processes.credentials import api_key
 
 LEASE_SECONDS = 30.0
 """Seconds that a name lives without being renewed."""
-
-VARIABLE = "SKYRL_NAMES"
-PREFIX = "name:"
-"""Beginning of an address that is a name."""
 
 _POLL_SECONDS = 0.2
 
@@ -133,52 +120,6 @@ def wait_for(store: NameStore, name: str, seconds: float) -> str:
                 f"No server is published under the name {name} within {seconds:g} s: is that service running?"
             )
         time.sleep(_POLL_SECONDS)
-
-
-@cache
-def name_store(address: str) -> NameStore:
-    """The store at an address. Raises `UserError` for an address of an unknown form."""
-    kind, _, location = address.partition(":")
-    match kind:
-        case "nfs" if location:
-            from skyrl.processes.naming.names_on_disk import NamesOnDisk
-
-            return NamesOnDisk(Path(location))
-        case "etcd" if location:
-            from skyrl.processes.naming.names_in_etcd import NamesInEtcd
-
-            return NamesInEtcd(location)
-        case "ray" if location:
-            from skyrl.processes.naming.names_in_ray import NamesInRay
-
-            return NamesInRay(location)
-    raise UserError(f"{address!r} is not a name store: write nfs:FOLDER, etcd:HOST:PORT or ray:ADDRESS")
-
-
-def located(address: str) -> str | None:
-    """The address of a service: `name:NAME` is looked up now, any other address is returned. None for a name that
-    is not published.
-
-    Raises `UserError` if no store is configured, `ProcessError` if it cannot be reached.
-    """
-    return _store_of(address).get(address.removeprefix(PREFIX)) if address.startswith(PREFIX) else address
-
-
-def awaited(address: str, seconds: float) -> str:
-    """The address of a service, as `located` finds it; waits for a name that is not published yet.
-
-    Raises `UserError` if no store is configured, `ProcessError` if the name is not published in time.
-    """
-    if not address.startswith(PREFIX):
-        return address
-    return wait_for(_store_of(address), address.removeprefix(PREFIX), seconds)
-
-
-def _store_of(address: str) -> NameStore:
-    store = api_key(VARIABLE)
-    if store is None:
-        raise UserError(f"{address} is a service name, but no name store is set: export {VARIABLE}=nfs:FOLDER")
-    return name_store(store)
 
 
 def run_under_a_name(
