@@ -149,7 +149,7 @@ def phases_of(metrics: Path, tokens: int) -> Result:
 def _estimate(file: Path) -> int | None:
     """Bytes that `skyrl plan` expects on the GPU in the phase that needs most."""
     from skyrl.config import compose
-    from skyrl.tools.memory_estimate import memory_of
+    from skyrl.tools.run_plan import memory_of
 
     phases = memory_of(compose([str(file)], {}).config)["phases"]
     return max(phase["bytes"] for phase in phases) if phases else None

@@ -1,4 +1,6 @@
-"""Layouts of a run that fit a given number of GPUs of one kind, ordered by estimated speed, the fastest first."""
+"""Layouts of a run that fit a given number of GPUs of one kind, ordered by estimated speed, the fastest first; and the
+reasons for their settings: the memory or time that a simpler setting would take.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.config.derive.sizes import GPUS_OF_A_MACHINE, models_of, trained_models
-from skyrl.config.estimates.memory import Phase, ShapeOf, gpu_memory, phases_of, shape_in
-from skyrl.config.estimates.memory_fit import judged, with_changes
+from skyrl.config.estimates.memory import Phase, ShapeOf, phases_of, shape_in
+from skyrl.config.estimates.memory_fit import GIB, judged, with_changes
 from skyrl.config.estimates.step_time import StepTime, step_time, training_seconds
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.strategies import STRATEGIES
@@ -99,17 +101,13 @@ class _Search:
     def _learners(self, changes: Changes, gpus: int) -> Iterator[Changes]:
         """The best micro-batches that fit with and without recomputation; if none does, with states on the host."""
         strategy = changes["trainer.strategy"]
-        fits = False
-        for recomputes in (False, True):
-            fitting = self._rows({**changes, **recomputing(self.run, strategy, recomputes)}, gpus)
-            if fitting is not None:
-                fits = True
-                yield fitting
-        if not fits and (on_host := _offload_changes(self.run, strategy)):
-            offloaded = {**changes, **recomputing(self.run, strategy, True), **on_host}
-            fitting = self._rows(offloaded, gpus)
-            if fitting is not None:
-                yield fitting
+        tried = [self._rows({**changes, **recomputing(self.run, strategy, on)}, gpus) for on in (False, True)]
+        facts = STRATEGIES[strategy]
+        if tried == [None, None] and facts.on_host:  # the optimizer's states and, with FSDP, the weights
+            models = models_of(self.run) if facts.weights_on_host else trained_models(self.run)
+            on_host = {f"trainer.{model}.{name}": value for model in models for name, value in facts.on_host.items()}
+            tried = [self._rows({**changes, **recomputing(self.run, strategy, True), **on_host}, gpus)]
+        yield from (fitting for fitting in tried if fitting is not None)
 
     def _rows(self, changes: Changes, gpus: int) -> Changes | None:
         """The changes with the largest micro-batches whose scoring and update fit. With pipeline stages, the fastest
@@ -136,25 +134,20 @@ class _Search:
             run = with_changes(self.run, changes)
             verdict = judged(run, self.shapes)
             if verdict is not None and verdict.fits:
-                seconds = step_time(run, self.shapes, self.mean)
-                return None if seconds is None else self._proposal(changes, seconds)
+                seconds, phases = step_time(run, self.shapes, self.mean), phases_of(run, self.shapes)
+                if seconds is None:
+                    return None
+                assert phases is not None, "there is a verdict"
+                return Proposal(
+                    changes=changes,
+                    seconds=seconds,
+                    fullest=max(phases, key=lambda phase: phase.bytes),
+                    memory=verdict.memory,
+                    host=max(phase.host for phase in phases),
+                )
             if verdict is not None and verdict.cache_holds == 0:
                 return None  # with less memory the cache holds no more
         return None
-
-    def _proposal(self, changes: Changes, seconds: StepTime) -> Proposal:
-        run = with_changes(self.run, changes)
-        memory = gpu_memory(run)
-        phases = phases_of(run, self.shapes)
-        assert memory is not None  # since there is a verdict
-        assert phases is not None
-        return Proposal(
-            changes=changes,
-            seconds=seconds,
-            fullest=max(phases, key=lambda phase: phase.bytes),
-            memory=memory,
-            host=max(phase.host for phase in phases),
-        )
 
 
 def _arrangements(run: SkyRLTrainConfig, gpus: int) -> Iterator[tuple[Changes, int, int]]:
@@ -214,13 +207,8 @@ def _degrees_of_stages(run: SkyRLTrainConfig, strategy: str, shape: ModelShape, 
         divide = shape.key_heads % tensor == 0 and shape.intermediate % tensor == 0 and shape.layers % stages == 0
         of_a_stage = gpus // stages
         spread = of_a_stage % experts == 0 and shape.experts % experts == 0
-        if (
-            of_a_stage % tensor == 0
-            and gpus % stages == 0
-            and divide
-            and spread
-            and _deals_out(run, of_a_stage // tensor)
-        ):
+        whole = of_a_stage % tensor == 0 and gpus % stages == 0
+        if whole and divide and spread and _deals_out(run, of_a_stage // tensor):
             fields = STRATEGIES[strategy].degrees
             values = {fields["tensor"]: tensor, fields["pipeline"]: stages, fields["expert"]: experts}
             whole_experts = {fields["expert_tensor"]: 1} if shape.experts else {}
@@ -230,8 +218,7 @@ def _degrees_of_stages(run: SkyRLTrainConfig, strategy: str, shape: ModelShape, 
 def _parts(changes: Changes) -> tuple[int, int]:
     """Number of ranks of one pipeline stage that share rows, and number of stages."""
     fields = STRATEGIES[changes["trainer.strategy"]].degrees
-    sizes = {name: changes.get(f"trainer.policy.{path}", 1) for name, path in fields.items()}
-    degrees = Degrees(**sizes)
+    degrees = Degrees(**{name: changes.get(f"trainer.policy.{path}", 1) for name, path in fields.items()})
     return degrees.inner, degrees.pipeline
 
 
@@ -272,13 +259,6 @@ def _micro_batches(run: SkyRLTrainConfig, changes: Changes, gpus: int) -> Iterat
         yield {"trainer.micro_train_batch_size_per_gpu": size, "trainer.micro_forward_batch_size_per_gpu": size}
 
 
-def _offload_changes(run: SkyRLTrainConfig, strategy: str) -> Changes:
-    """Changes that keep the optimizer's states, and with FSDP the weights, in host memory; empty if it cannot."""
-    facts = STRATEGIES[strategy]
-    models = models_of(run) if facts.weights_on_host else trained_models(run)
-    return {f"trainer.{model}.{name}": value for model in models for name, value in facts.on_host.items()}
-
-
 def _engines(shape: ModelShape, gpus: int) -> Iterator[Changes]:
     """Engines of one, two, four or eight GPUs each, which share the heads evenly."""
     for size in _powers(gpus):
@@ -289,3 +269,63 @@ def _engines(shape: ModelShape, gpus: int) -> Iterator[Changes]:
 def _powers(number: int, most: int = GPUS_OF_A_MACHINE) -> list[int]:
     """Powers of two up to the smaller of `number` and `most`."""
     return [2**power for power in range(min(number, most).bit_length())]
+
+
+OFFLOAD = "deepspeed_config.zero_optimization.offload_optimizer.device"
+PLAIN: dict[str, Any] = {
+    "tensor_parallel_size": 1,
+    "sequence_parallel_size": 1,
+    **{STRATEGIES["megatron"].degrees[name]: 1 for name in ("tensor", "pipeline", "expert")},
+    "fsdp_config.fsdp_size": -1,
+    "fsdp_config.cpu_offload": False,
+    OFFLOAD: "none",
+}
+"""Setting of a model -> its simplest value, which needs no reason."""
+
+
+def reasons(
+    run: SkyRLTrainConfig, proposal: Proposal, shape_of_model: ShapeOf, mean_answer: float | None = None
+) -> list[str]:
+    """A sentence for each setting that is not the simplest: without it the run would not fit, or a step would take
+    longer.
+    """
+    lines = []
+    for begin, plainer in _plainer(run, proposal):
+        changed = with_changes(run, {**proposal.changes, **plainer})
+        verdict, seconds = judged(changed, shape_of_model), step_time(changed, shape_of_model, mean_answer)
+        if verdict is not None and verdict.over:
+            phase = verdict.over[0]
+            needed = f"{phase.bytes / GIB:.1f} GiB of a GPU"
+            lines.append(f"{begin} the {phase.name} of the {phase.role} would take {needed}")
+        elif verdict is not None and not verdict.fits:
+            lines.append(f"{begin} an engine's cache would not hold one full-length sequence")
+        elif seconds is not None and seconds.step > proposal.seconds.step * 1.005:
+            lines.append(f"{begin} a step would take {seconds.step:,.0f} s")
+    return lines
+
+
+def _plainer(run: SkyRLTrainConfig, proposal: Proposal) -> Iterator[tuple[str, Changes]]:
+    """The beginning of each reason, and the simpler setting."""
+    changes = proposal.changes
+    if changes.get("trainer.recompute_activations"):
+        yield "recompute_activations: without it,", {"trainer.recompute_activations": False}
+    own = recomputing(run, changes["trainer.strategy"], True)
+    if "trainer.recompute_activations" not in own and own.items() <= changes.items():
+        yield "recompute_granularity: with none,", recomputing(run, changes["trainer.strategy"], False)
+    for name, plain in PLAIN.items():
+        models = trained_models(run) if name == OFFLOAD else models_of(run)
+        if changes.get(f"trainer.{models[0]}.{name}", plain) != plain:
+            last = name.rpartition(".")[2] if name != OFFLOAD else "offload_optimizer"
+            value = str(plain).lower() if isinstance(plain, bool) else plain
+            yield f"{last}: with {value},", {f"trainer.{model}.{name}": plain for model in models}
+    wide = changes[f"{ENGINE}tensor_parallel_size"]
+    if wide > 1:
+        halves = {
+            f"{ENGINE}tensor_parallel_size": wide // 2,
+            f"{ENGINE}num_engines": 2 * changes[f"{ENGINE}num_engines"],
+        }
+        yield f"engines of {wide} GPUs: with {wide // 2},", halves
+    for name in ("micro_train_batch_size_per_gpu", "max_tokens_per_microbatch"):
+        size = changes.get(f"trainer.{name}")
+        if size is not None:
+            yield f"{name}: with {2 * size},", {f"trainer.{name}": 2 * size}

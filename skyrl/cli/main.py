@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None, *, is_process: bool = False) ->
     SIGTERM, SIGHUP or its deadline.
     """
     if "_SKYRL_COMPLETE" in os.environ:
-        from skyrl.cli.command_line.bash_words import register
+        from skyrl.cli.preparing.completion import register
 
         register()
     out, err = RedactedStream(sys.stdout), RedactedStream(sys.stderr)
@@ -173,13 +173,10 @@ def _errors_as_exit_codes(words: Sequence[str]) -> Iterator[None]:
         hint = missing_package(error)
         _explain(hint or _traceback())
         sys.exit(2 if hint else 1)
-    except OSError as error:
-        _explain(_file_error_message(error) or _limit_error_message(error) or _traceback())
-        sys.exit(1)
-    except BaseException as error:  # a defect of skyrl: print the full traceback, without secrets
-        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+    except BaseException as error:  # unless the machine is the cause, a defect: print the traceback, without secrets
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of a library in Rust
             raise
-        _explain(_limit_error_message(error) or _traceback())
+        _explain(_known_cause(error) or _traceback())
         sys.exit(1)
 
 
@@ -194,22 +191,16 @@ way.
 """
 
 
-def _file_error_message(error: OSError) -> str | None:
-    """The message for a file that cannot be read or written; None for any other error."""
-    if error.errno not in _OF_FILES:
-        return None
-    if error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return error.strerror if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
-
-
-_PANIC = "PanicException"
-"""Name of the class of errors that libraries in Rust raise, which is no `Exception`."""
-
-
-def _limit_error_message(error: BaseException) -> str | None:
-    """The message for a limit of this machine on memory or threads; None for any other error."""
+def _known_cause(error: BaseException) -> str | None:
+    """The message for a file that cannot be read or written, and for a limit of this machine on memory or threads; None
+    for any other error.
+    """
     text = str(error)
+    if isinstance(error, OSError) and error.errno in _OF_FILES:
+        if error.filename is not None:
+            return f"{error.filename}: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return error.strerror
     if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in text:
         return f"This process gets no more memory: raise its limit ({_MEMORY})."
     if "can't start new thread" in text or "Resource temporarily unavailable" in text:

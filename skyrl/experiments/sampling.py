@@ -12,17 +12,25 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.samplers import CurriculumConfig, SamplerConfig
-from skyrl.data.cursor import PromptCursor, batches, permutation
-from skyrl.data.custom_sampler import CustomSampler
+from skyrl.data.cursor import PromptCursor, StreamCursor, batches, permutation
 from skyrl.data.order import Mixed, Sequential, Shuffled
 from skyrl.data.prompt_facts import facts_of
 from skyrl.data.prompts import PromptDataset, StreamedPrompts, load_prompts
 from skyrl.data.row_store import row_key
 from skyrl.data.row_streams import EXAMINED, RowStream, parts_of, versions
-from skyrl.data.samplers import Mixture, Permutation, Pool, Pools, Sampler, Schedule, SkipSolved, TargetDifficulty
+from skyrl.data.samplers import (
+    CustomSampler,
+    Mixture,
+    Permutation,
+    Pool,
+    Pools,
+    Sampler,
+    Schedule,
+    SkipSolved,
+    TargetDifficulty,
+)
 from skyrl.data.sources import Columns
 from skyrl.data.stored_prompts import PromptStore
-from skyrl.data.stream_cursor import StreamCursor
 from skyrl.errors import DataError
 from skyrl.experiments.factories import stream_limits
 from skyrl.experiments.unrewardable_rows import asked_of_tasks, unrewardable_reason

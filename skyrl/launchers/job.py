@@ -84,9 +84,6 @@ class Job:
     after: tuple[str, ...] = ()
     """Launches or Slurm jobs that must have succeeded before this one starts."""
 
-    grace: float = 30.0
-    """Seconds that the run may take to save (`faults.grace_period_seconds`)."""
-
     def started(self, target: Target, number: str, *, address: str = "", tasks: tuple[int, ...] = ()) -> Launch:
         """The launch of this job, by its id; writes its record."""
         launch = Launch(
@@ -114,7 +111,6 @@ class Launch:
     """Number of the Slurm job, id of the Ray job, or pid and start time of the local process."""
 
     cwd: str
-    run_path: str = ""
     address: str = ""
     """Address of the Ray cluster."""
 
@@ -211,21 +207,15 @@ def state_in(folder: Path) -> str:
     """State of the run that was started last in a folder: `new`, or the last report. A report of a run that is under
     way counts while one of its processes lives; `GONE` afterwards. Of another machine, a report is believed.
     """
-    report, started = report_in(folder), _started_here(folder)
+    report, started = report_in(folder), None
+    with contextlib.suppress(UserError):
+        launch = Launch.read(folder)
+        started = launch.id if launch.target == "local" else None  # the process that was started on this machine
     state = str(report.get("state", "new" if started is None else "starting"))
     if state not in UNDER_WAY or report.get("host", socket.gethostname()) != socket.gethostname():
         return state
     processes = (started, report.get("process"), report.get("run"))
     return state if any(lives(str(process)) for process in processes if process) else GONE
-
-
-def _started_here(folder: Path) -> str | None:
-    """The process that a launcher started on this machine; None if there is none."""
-    try:
-        launch = Launch.read(folder)
-    except UserError:
-        return None
-    return launch.id if launch.target == "local" else None
 
 
 def forget_report(folder: Path) -> None:

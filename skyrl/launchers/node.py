@@ -23,7 +23,7 @@ from pathlib import Path
 import attrs
 
 from skyrl.errors import ProcessError
-from skyrl.launchers.supervised import supervise
+from skyrl.launchers.supervised import handling, supervise
 from skyrl.processes.naming.names import Published, wait_for
 from skyrl.processes.naming.names_on_disk import NamesOnDisk
 
@@ -32,7 +32,6 @@ _NAMES = "names"
 _TOKEN = "ray-token"
 _START_SECONDS = 300.0
 _LOOK_SECONDS = 2.0
-_STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 @attrs.frozen(kw_only=True)
@@ -82,11 +81,6 @@ class RayShare:
     """Network interface whose address is used; if empty, the address of the node."""
 
 
-def run_alone(command: Sequence[str], node: JobNode, environ: Mapping[str, str]) -> int:
-    """Run the command on the first node; the others have nothing to do."""
-    return supervise(command, node.folder, environ, node.stop_file) if node.rank == 0 else 0
-
-
 def run_on_ray(
     command: Sequence[str], node: JobNode, share: RayShare, address_field: str, environ: Mapping[str, str]
 ) -> int:
@@ -94,17 +88,23 @@ def run_on_ray(
 
     Raises `ProcessError` if Ray does not start, or its head does not appear in time.
     """
+    holders = (folder / _TOKEN for folder in (node.folder, *node.folder.parents))
+    token = next((holder for holder in holders if holder.exists()), None)
+    if token is None:
+        raise ProcessError(f"{node.folder} has no {_TOKEN}: it was not made by skyrl launch slurm")
     environ = {
         **environ,
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(_token_of(node)),
+        "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # the placement assigns the GPUs
     }
     own = _address(share.interface, node.name)
     if node.rank == 0:
-        address = f"{own}:{_free_port()}"
+        with socket.socket() as probe:  # the kernel picks a free port
+            probe.bind(("", 0))
+            address = f"{own}:{probe.getsockname()[1]}"
         scratch = _private_folder(Path(tempfile.gettempdir()) / f"skyrl-ray-{node.start}")
         with _ray(node, own, address, scratch, share, environ) as head:
             _wait_until_it_listens(address, head)
@@ -114,22 +114,16 @@ def run_on_ray(
     published = wait_for(node.names, HEAD, _START_SECONDS)
     address, _, folder = published.partition(" ")
     scratch = _private_folder(Path(folder))  # Ray uses the same path as on the head
-    with _ignoring_signals(), _ray(node, own, address, scratch, share, environ) as worker:
+    # Signals to stop are ignored, so that Ray stays on this node while the run on the first node saves. If Ray does not
+    # end by itself, the scheduler kills it.
+    ignoring = handling((signal.SIGTERM, signal.SIGINT), signal.SIG_IGN)
+    with ignoring, _ray(node, own, address, scratch, share, environ) as worker:
         while node.names.get(HEAD) == published:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.wait(_LOOK_SECONDS)
                 host = node.name or socket.gethostname()
                 raise ProcessError(f"Ray ended on {host} with exit code {worker.returncode}: see {_log(node)}")
     return 0
-
-
-def _token_of(node: JobNode) -> Path:
-    """File with the token of this launch, readable only by its user."""
-    holders = (item / _TOKEN for item in (node.folder, *node.folder.parents))
-    token = next((holder for holder in holders if holder.exists()), None)
-    if token is None:
-        raise ProcessError(f"{node.folder} has no {_TOKEN}: it was not made by skyrl launch slurm")
-    return token
 
 
 def make_token(folder: Path) -> None:
@@ -162,7 +156,12 @@ def _ray(
     try:
         yield process
     finally:
-        _end_group(process)
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        with contextlib.suppress(ProcessLookupError):  # Ray's remaining processes
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -188,16 +187,6 @@ def _wait_for_nodes(address: str, nodes: int, environ: Mapping[str, str]) -> Non
         raise ProcessError(f"Ray at {address}: {(result.stderr.strip().splitlines() or ['no answer'])[-1]}")
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ask Ray to end, and kill its remaining processes."""
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(10)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def _wait_until_it_listens(address: str, head: subprocess.Popen[bytes]) -> None:
     host, _, port = address.rpartition(":")
     waiting = threading.Event()
@@ -209,19 +198,6 @@ def _wait_until_it_listens(address: str, head: subprocess.Popen[bytes]) -> None:
             raise ProcessError(f"Ray's head ended with exit code {head.returncode} before it listened on {address}")
         waiting.wait(0.5)
     raise ProcessError(f"Ray's head did not listen on {address} within {_START_SECONDS:g} s")
-
-
-@contextlib.contextmanager
-def _ignoring_signals() -> Iterator[None]:
-    """Ignore signals to stop, so that Ray stays on this node while the run on the first node saves. If Ray does not end
-    by itself, the scheduler kills it.
-    """
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOPPING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _address(interface: str, name: str) -> str:
@@ -243,9 +219,3 @@ def _address(interface: str, name: str) -> str:
         probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel picks the address
         return str(probe.getsockname()[0])
     return "127.0.0.1"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

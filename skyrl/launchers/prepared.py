@@ -5,10 +5,11 @@ machines.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from skyrl.config.cluster import ClusterConfig
 from skyrl.config.derive.sizes import GPUS_OF_A_MACHINE
@@ -20,39 +21,11 @@ from skyrl.errors import ConfigError, UserError, render
 from skyrl.launchers.job import Job, Machines, Target
 from skyrl.launchers.local import local_script
 from skyrl.launchers.ray import RayLauncher
-from skyrl.launchers.sbatch import script_of
+from skyrl.launchers.slurm import script_of
 from skyrl.planning.layout import ClusterNode, NoRoom, assign, layout
 from skyrl.storage.atomic import write_file
 from skyrl.tree import get_at
 from skyrl.tree.rules import Check
-
-
-@frozen(kw_only=True)
-class Need:
-    """Machines of one size, as few as hold the run."""
-
-    nodes: int
-    per_node: int
-    """GPUs, or slots where `device` is cpu."""
-
-
-def need_of(run: RunConfig, per_node: int | None = None) -> Need:
-    """Machines for a resolved run, of `per_node` GPUs each if that is given.
-
-    Raises `UserError` if a machine of `per_node` GPUs is too small.
-    """
-    sizes = kind_of(run).sizes(run)
-    laid = layout(sizes)
-    machine = per_node or max(GPUS_OF_A_MACHINE, *(pool.gpus_per_node for pool in laid.pools), 1)
-    nodes = [ClusterNode(id=str(number), gpus=machine) for number in range(sum(pool.nodes for pool in laid.pools))]
-    try:
-        used_nodes = {node for nodes_of_pool in assign(laid, nodes).values() for node in nodes_of_pool}
-    except NoRoom as error:
-        message = f"{error.pool.name} needs {error.pool.gpus_per_node} GPUs on one node, and a node has {machine}"
-        raise UserError(f"{message}: see gpus_per_node of the cluster") from None
-    count = max(1, len(used_nodes))
-    return Need(nodes=count, per_node=per_node or (machine if count > 1 else max(1, laid.gpus)))
-
 
 RUN_FILE = "run.toml"
 _SAVING_SECONDS = 60.0
@@ -76,7 +49,11 @@ class Prepared:
         """`also` are further checks of the run, such as those of its folders."""
         self._target, self._cluster = target, cluster
         device = kind_of(chosen_root(files, overrides)).path("device")
-        self.is_taken_for_cuda = target != "local" and _is_open(device, files, overrides, environ)
+        self.is_taken_for_cuda = False
+        if target != "local":
+            with suppress(ConfigError):  # a tree that cannot be read is refused below
+                written = load(files, overrides, environ=environ).config
+                self.is_taken_for_cuda = bool(get_at(written, device) == "auto")
         device_overrides = [f"{device}=cuda"] if self.is_taken_for_cuda else []
         composed = compose(files, [*overrides, *device_overrides], strict=strict, environ=environ, also=lambda _: also)
         self.run: Any = composed.config
@@ -85,7 +62,13 @@ class Prepared:
         self.text = kept_text(composed.written, composed.origins)
         """Text of the launch's configuration file."""
         self.machines = machines_of(self.run, cluster if target == "slurm" else ClusterConfig())
-        self._refuse_what_cannot_be_saved()
+        grace, before = float(self._value_at("faults.grace_period_seconds")), cluster.slurm.signal_before
+        if target == "slurm" and before < grace + _SAVING_SECONDS:
+            raise UserError(
+                f"slurm.signal_before = {before:g} s is too short for {self._path('faults.grace_period_seconds')} = "
+                f"{grace:g} s: Slurm's signal may come {_SAVING_SECONDS:g} s late, so set it to "
+                f"{grace + _SAVING_SECONDS:g} or more"
+            )
 
     @property
     def name(self) -> str:
@@ -133,15 +116,6 @@ class Prepared:
         """Whether the same command resumes from the last checkpoint."""
         return bool(self.run.trainer.resume_mode == "latest")
 
-    def _refuse_what_cannot_be_saved(self) -> None:
-        grace, before = float(self._value_at("faults.grace_period_seconds")), self._cluster.slurm.signal_before
-        if self._target == "slurm" and before < grace + _SAVING_SECONDS:
-            raise UserError(
-                f"slurm.signal_before = {before:g} s is too short for {self._path('faults.grace_period_seconds')} = "
-                f"{grace:g} s: Slurm's signal may come {_SAVING_SECONDS:g} s late, so set it to "
-                f"{grace + _SAVING_SECONDS:g} or more"
-            )
-
     def _path(self, field: str) -> str:
         return kind_of(self.run).path(field)
 
@@ -149,27 +123,26 @@ class Prepared:
         return get_at(self.run, self._path(field))
 
 
-def _is_open(device: str, files: Sequence[str], overrides: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether the run leaves the device to the machine. False for a tree that cannot be read, which is refused next."""
-    try:
-        return bool(get_at(load(files, overrides, environ=environ).config, device) == "auto")
-    except ConfigError:
-        return False
-
-
 def machines_of(run: RunConfig, cluster: ClusterConfig) -> Machines:
-    """Machines for a resolved run: as the cluster's configuration says, else the fewest that hold it. Raises
-    `UserError`.
+    """Machines of one size for a resolved run: as the cluster's configuration says, else the fewest that hold it.
+
+    Raises `UserError` if a machine, or their number, is too small.
     """
     slurm, kind = cluster.slurm, kind_of(run)
-    need = need_of(run, slurm.gpus_per_node)
-    per_node = slurm.gpus_per_node or need.per_node
-    if slurm.nodes is not None and slurm.nodes < need.nodes:
-        raise UserError(
-            f"slurm.nodes = {slurm.nodes}, and this run needs {need.nodes} of {per_node} GPUs or slots each"
-        )
+    laid = layout(kind.sizes(run))
+    machine = slurm.gpus_per_node or max(GPUS_OF_A_MACHINE, *(pool.gpus_per_node for pool in laid.pools), 1)
+    nodes = [ClusterNode(id=str(number), gpus=machine) for number in range(sum(pool.nodes for pool in laid.pools))]
+    try:
+        used_nodes = {node for nodes_of_pool in assign(laid, nodes).values() for node in nodes_of_pool}
+    except NoRoom as error:
+        message = f"{error.pool.name} needs {error.pool.gpus_per_node} GPUs on one node, and a node has {machine}"
+        raise UserError(f"{message}: see gpus_per_node of the cluster") from None
+    needed = max(1, len(used_nodes))
+    per_node = slurm.gpus_per_node or (machine if needed > 1 else max(1, laid.gpus))
+    if slurm.nodes is not None and slurm.nodes < needed:
+        raise UserError(f"slurm.nodes = {slurm.nodes}, and this run needs {needed} of {per_node} GPUs or slots each")
     return Machines(
-        nodes=slurm.nodes or need.nodes,
+        nodes=slurm.nodes or needed,
         per_node=per_node,
         device=get_at(run, kind.path("device")),
         on_ray=get_at(run, kind.path("placement.executor")) == "ray",

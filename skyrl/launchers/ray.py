@@ -25,8 +25,9 @@ _WORDS = {
 class RayLauncher:
     """Submits runs to the cluster at `cluster.ray.address`, whose machines must mount the folders of this one."""
 
-    def __init__(self, cluster: ClusterConfig, python: str, jobs: RayJobs | None = None) -> None:
-        self._cluster, self._python, self._jobs = cluster, python, jobs
+    def __init__(self, cluster: ClusterConfig, python: str) -> None:
+        self._cluster, self._python = cluster, python
+        self._jobs: RayJobs | None = None
 
     def start(self, job: Job) -> Launch:
         """Submit the job. Raises `UserError` and `ProcessError`."""

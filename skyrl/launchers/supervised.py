@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -23,7 +23,6 @@ UNFINISHED = "SKYRL_UNFINISHED"
 
 _ENDINGS = {0: "finished", EXIT_REQUEUE: "stopped", EXIT_INTERRUPTED: "stopped"}
 _LOOK_SECONDS = 0.5
-_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def supervise(
@@ -42,7 +41,7 @@ def supervise(
     facts = {"host": socket.gethostname(), "pid": own, "process": process_id(own), "began": time.time()}
     write_state(folder, state="starting", **facts)
     receiver = _Receiver(passes_on=stop_file is None)
-    with receiver.hearing():
+    with handling((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT), receiver.handle):
         child = subprocess.Popen(command, env={**environment, UNFINISHED: str(unfinished)}, start_new_session=True)
         receiver.starts(child.pid)
         facts["run"] = process_id(child.pid)
@@ -51,10 +50,8 @@ def supervise(
             code = child.wait()
     code = 128 - code if code < 0 else code
     if code == 0 and unfinished.exists():
-        print(
-            f"The run did not reach its end: something in it ended its process {child.pid} (os._exit?).",
-            file=sys.stderr,
-        )
+        ended = f"something in it ended its process {child.pid} (os._exit?)."
+        print(f"The run did not reach its end: {ended}", file=sys.stderr)
         code = 1
     write_state(folder, state=_ENDINGS.get(code, "failed"), code=code, **facts)
     return code
@@ -79,17 +76,8 @@ class _Receiver:
             if self._pid:
                 _send(self._pid, number)
 
-    @contextlib.contextmanager
-    def hearing(self) -> Iterator[None]:
-        """Context in which this object handles the signals of this process."""
-        before = {number: signal.signal(number, self._heard) for number in (*_STOPPING, signal.SIGQUIT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Handler of the signals of this process."""
         if number == signal.SIGQUIT:
             with contextlib.suppress(ProcessLookupError):
                 if self._pid:
@@ -98,6 +86,19 @@ class _Receiver:
             self.stop(number)
         else:
             self._wanted = self._wanted or number  # the command received it, too
+
+
+@contextlib.contextmanager
+def handling(
+    signals: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None] | signal.Handlers
+) -> Iterator[None]:
+    """Context in which these signals of the process have another handler."""
+    before = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 @contextlib.contextmanager

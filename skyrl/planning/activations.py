@@ -88,11 +88,22 @@ class Computing:
 
 def layer_bytes(shape: ModelShape, work: Pass, computing: Computing) -> int:
     """Bytes that one layer keeps for backward, without recomputation."""
-    cut = (_attention_bytes(shape, computing) + _feed_forward_bytes(shape, computing)) / computing.tensor
-    return (
-        round(work.tokens * (_norm_bytes(shape, computing) + cut))
-        + _attention_extra(shape, work, computing) // computing.tensor
-    )
+    size, trains_all, widths = computing.size, computing.trains_all, shape.query_width + shape.key_width
+    # Two norms: input in float32, normalized input, and output, which the products take.
+    if computing.precision == "float32":
+        norms = 2 * FLOAT * (3 if trains_all else 2) * shape.hidden
+    else:
+        norms = 2 * (FLOAT + (4 if trains_all else 2)) * shape.hidden
+    # Queries, keys, values and the attention output; norms of heads keep their inputs, too.
+    attention = 2 * widths * size
+    if shape.head_norms:
+        attention += widths * (FLOAT + ((FLOAT if size == FLOAT else 2) if trains_all else 0))
+    # Gate, its activation, up, and their product; with experts, for each active expert, plus its input and output.
+    feed_forward = 4 * shape.intermediate * size
+    if shape.experts:
+        feed_forward = (5 * shape.intermediate + 3 * shape.hidden) * shape.experts_per_token * size
+    kept = round(work.tokens * (norms + (attention + feed_forward) / computing.tensor))
+    return kept + _attention_extra(shape, work, computing) // computing.tensor
 
 
 def stream_bytes(shape: ModelShape, work: Pass, computing: Computing) -> int:
@@ -106,9 +117,7 @@ def transient_bytes(shape: ModelShape, work: Pass, computing: Computing) -> int:
     """
     inner = shape.intermediate * max(1, shape.experts_per_token)
     widest = max(3 * inner, 3 * shape.query_width + 4 * shape.key_width)
-    return work.tokens * (
-        shape.hidden * (computing.size + computing.size) + widest * computing.size // computing.tensor
-    )
+    return work.tokens * (2 * shape.hidden * computing.size + widest * computing.size // computing.tensor)
 
 
 def backward_bytes(shape: ModelShape, work: Pass, computing: Computing) -> int:
@@ -119,9 +128,16 @@ def backward_bytes(shape: ModelShape, work: Pass, computing: Computing) -> int:
 
 def logits_bytes(shape: ModelShape, tokens: int, computing: Computing, *, learns: bool) -> int:
     """Peak bytes of tables of logits, including the gradient of the output matrix if it is accumulated over chunks."""
-    vocabulary = shape.vocabulary // computing.tensor
+    vocabulary, size = shape.vocabulary // computing.tensor, computing.size
+    weight = 0
+    if learns and computing.trains_all:
+        weight = vocabulary * shape.hidden * (FLOAT + (size if size < FLOAT else 0))
     if computing.on_gpu and computing.tensor == 1:
-        return _fused_logits_bytes(shape, tokens, computing, learns=learns)
+        # Fused kernels read one table in its own type, and write the gradient over it.
+        whole = tokens * vocabulary * size
+        if learns and whole <= computing.gpu_memory // KEPT_SHARE_OF_A_GPU:
+            return whole
+        return min(tokens, max(_logits_of_a_gpu(computing) // vocabulary, 1)) * vocabulary * size + weight
     at_a_time, plain = LOGITS_AT_A_TIME, PLAIN_UP_TO
     if computing.on_gpu:
         at_a_time = _logits_of_a_gpu(computing)
@@ -129,51 +145,13 @@ def logits_bytes(shape: ModelShape, tokens: int, computing: Computing, *, learns
     if tokens * vocabulary <= plain:
         return tokens * vocabulary * FLOAT * (TABLES if learns else TABLES - 2)
     chunk = min(tokens, max(at_a_time // vocabulary, 1)) * vocabulary * FLOAT
-    weight = vocabulary * shape.hidden * (FLOAT + (computing.size if computing.size < FLOAT else 0))
-    return chunk * CHUNK_TABLES + (weight if learns and computing.trains_all else 0)
+    return chunk * CHUNK_TABLES + weight
 
 
 def _logits_of_a_gpu(computing: Computing) -> int:
     """Number of logits in a chunk on a GPU."""
     parts = computing.gpu_memory // (FLOAT * SHARE_OF_A_GPU)
     return max(LOGITS_AT_A_TIME, 1 << max(0, parts.bit_length() - 1))
-
-
-def _fused_logits_bytes(shape: ModelShape, tokens: int, computing: Computing, *, learns: bool) -> int:
-    """Peak bytes of logits for kernels that read one table in its own type and write the gradient over it."""
-    full = tokens * shape.vocabulary * computing.size
-    if learns and full <= computing.gpu_memory // KEPT_SHARE_OF_A_GPU:
-        return full
-    chunk = min(tokens, max(_logits_of_a_gpu(computing) // shape.vocabulary, 1)) * shape.vocabulary * computing.size
-    weight = shape.vocabulary * shape.hidden * (FLOAT + (computing.size if computing.size < FLOAT else 0))
-    return chunk + (weight if learns and computing.trains_all else 0)
-
-
-def _norm_bytes(shape: ModelShape, computing: Computing) -> int:
-    """Bytes per token of two norms: input in float32, normalized input, and output, which the products take."""
-    if computing.precision == "float32":
-        return 2 * FLOAT * (3 if computing.trains_all else 2) * shape.hidden
-    return 2 * (FLOAT + (4 if computing.trains_all else 2)) * shape.hidden
-
-
-def _attention_bytes(shape: ModelShape, computing: Computing) -> int:
-    """Bytes per token of queries, keys, values and the attention output; norms of heads keep their inputs, too."""
-    size = computing.size
-    kept = (2 * shape.query_width + 2 * shape.key_width) * size
-    if shape.head_norms:
-        normalized = (FLOAT if size == FLOAT else 2) if computing.trains_all else 0
-        kept += (shape.query_width + shape.key_width) * (FLOAT + normalized)
-    return kept
-
-
-def _feed_forward_bytes(shape: ModelShape, computing: Computing) -> int:
-    """Bytes per token of gate, its activation, up, and their product; with experts, for each active expert, plus its
-    input and output.
-    """
-    if not shape.experts:
-        return 4 * shape.intermediate * computing.size
-    per_expert = 5 * shape.intermediate + 3 * shape.hidden
-    return per_expert * shape.experts_per_token * computing.size
 
 
 def _attention_extra(shape: ModelShape, work: Pass, computing: Computing) -> int:

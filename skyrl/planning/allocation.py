@@ -118,9 +118,18 @@ def read_allocation(text: str) -> Allocation:
     """The parts of an allocation string. Raises `AllocationError`."""
     groups = tuple(tuple(map(read_part, _split_group(group))) for group in _bare(text).split("+"))
     allocation = Allocation(groups=groups)
-    _check_names(allocation)
-    _check_shared(allocation)
-    if sum(part.is_engine for part in allocation.parts) > 1:
+    parts, names = allocation.parts, [part.name for part in allocation.parts if part.name]
+    if len(parts) > UNNAMED_AT_MOST and len(names) < len(parts):
+        raise AllocationError(f"{len(parts)} parts each need a name, such as vllm[rollout]:d4 or fsdp[actor]:d8")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise AllocationError(f"two parts have the name {twice}")
+    for group in groups:
+        if len({part.gpus for part in group}) > 1:
+            sizes = " and ".join(str(part.gpus) for part in group)
+            raise AllocationError(
+                f"parts that share GPUs (|) must take the same number of them, but these take {sizes}"
+            )
+    if sum(part.is_engine for part in parts) > 1:
         raise AllocationError("two parts generate, but a run has only one kind of engine")
     return allocation
 
@@ -206,24 +215,3 @@ def _checked(part: Part, text: str, written: str) -> Part:
             "the same ranks"
         )
     return evolve(part, experts=experts)
-
-
-def _check_names(allocation: Allocation) -> None:
-    names = [part.name for part in allocation.parts if part.name]
-    if len(allocation.parts) > UNNAMED_AT_MOST and len(names) < len(allocation.parts):
-        raise AllocationError(
-            f"{len(allocation.parts)} parts each need a name, such as vllm[rollout]:d4 or fsdp[actor]:d8"
-        )
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
-        raise AllocationError(f"two parts have the name {twice}")
-
-
-def _check_shared(allocation: Allocation) -> None:
-    for group in allocation.groups:
-        sizes = {part.gpus for part in group}
-        if len(sizes) > 1:
-            numbers = " and ".join(str(part.gpus) for part in group)
-            raise AllocationError(
-                f"parts that share GPUs (|) must take the same number of them, but these take {numbers}"
-            )

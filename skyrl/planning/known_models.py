@@ -27,59 +27,54 @@ def _models(shared: Facts, table: Mapping[str, tuple[int | bool, ...]]) -> dict[
     return {name: {**shared, **dict(zip(_COLUMNS, row, strict=True))} for name, row in table.items()}
 
 
-_QWEN2_SMALL = _models(
-    {"model_type": "qwen2", "vocab_size": 151936},
-    {
-        "Qwen/Qwen2.5-0.5B": (896, 4864, 24, 14, 2, 64, True),
-        "Qwen/Qwen2.5-1.5B": (1536, 8960, 28, 12, 2, 128, True),
-        "Qwen/Qwen2.5-3B": (2048, 11008, 36, 16, 2, 128, True),
-    },
-)
-_QWEN2 = _models(
-    {"model_type": "qwen2", "vocab_size": 152064},
-    {
-        "Qwen/Qwen2.5-7B": (3584, 18944, 28, 28, 4, 128, False),
-        "Qwen/Qwen2.5-14B": (5120, 13824, 48, 40, 8, 128, False),
-        "Qwen/Qwen2.5-32B": (5120, 27648, 64, 40, 8, 128, False),
-        "Qwen/Qwen2.5-72B": (8192, 29568, 80, 64, 8, 128, False),
-    },
-)
-_QWEN3 = _models(
-    {"model_type": "qwen3", "vocab_size": 151936},
-    {
-        "Qwen/Qwen3-0.6B": (1024, 3072, 28, 16, 8, 128, True),
-        "Qwen/Qwen3-1.7B": (2048, 6144, 28, 16, 8, 128, True),
-        "Qwen/Qwen3-4B": (2560, 9728, 36, 32, 8, 128, True),
-        "Qwen/Qwen3-8B": (4096, 12288, 36, 32, 8, 128, False),
-        "Qwen/Qwen3-14B": (5120, 17408, 40, 40, 8, 128, False),
-        "Qwen/Qwen3-32B": (5120, 25600, 64, 64, 8, 128, False),
-    },
-)
-_QWEN3_MOE = _models(
-    {
-        "model_type": "qwen3_moe",
-        "vocab_size": 151936,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-    },
-    {
-        "Qwen/Qwen3-30B-A3B": (2048, 768, 48, 32, 4, 128, False),
-        "Qwen/Qwen3-235B-A22B": (4096, 1536, 94, 64, 4, 128, False),
-    },
-)
-_LLAMA = _models(
-    {"model_type": "llama", "vocab_size": 128256},
-    {
-        "meta-llama/Llama-3.2-1B": (2048, 8192, 16, 32, 8, 64, True),
-        "meta-llama/Llama-3.2-3B": (3072, 8192, 28, 24, 8, 128, True),
-        "meta-llama/Llama-3.1-8B": (4096, 14336, 32, 32, 8, 128, False),
-        "meta-llama/Llama-3.1-70B": (8192, 28672, 80, 64, 8, 128, False),
-        "meta-llama/Llama-3.3-70B": (8192, 28672, 80, 64, 8, 128, False),
-        "meta-llama/Llama-3.1-405B": (16384, 53248, 126, 128, 8, 128, False),
-    },
-)
-
-KNOWN_MODELS: Mapping[str, Facts] = {**_QWEN2_SMALL, **_QWEN2, **_QWEN3, **_QWEN3_MOE, **_LLAMA}
+KNOWN_MODELS: Mapping[str, Facts] = {
+    **_models(
+        {"model_type": "qwen2", "vocab_size": 151936},
+        {
+            "Qwen/Qwen2.5-0.5B": (896, 4864, 24, 14, 2, 64, True),
+            "Qwen/Qwen2.5-1.5B": (1536, 8960, 28, 12, 2, 128, True),
+            "Qwen/Qwen2.5-3B": (2048, 11008, 36, 16, 2, 128, True),
+        },
+    ),
+    **_models(
+        {"model_type": "qwen2", "vocab_size": 152064},
+        {
+            "Qwen/Qwen2.5-7B": (3584, 18944, 28, 28, 4, 128, False),
+            "Qwen/Qwen2.5-14B": (5120, 13824, 48, 40, 8, 128, False),
+            "Qwen/Qwen2.5-32B": (5120, 27648, 64, 40, 8, 128, False),
+            "Qwen/Qwen2.5-72B": (8192, 29568, 80, 64, 8, 128, False),
+        },
+    ),
+    **_models(
+        {"model_type": "qwen3", "vocab_size": 151936},
+        {
+            "Qwen/Qwen3-0.6B": (1024, 3072, 28, 16, 8, 128, True),
+            "Qwen/Qwen3-1.7B": (2048, 6144, 28, 16, 8, 128, True),
+            "Qwen/Qwen3-4B": (2560, 9728, 36, 32, 8, 128, True),
+            "Qwen/Qwen3-8B": (4096, 12288, 36, 32, 8, 128, False),
+            "Qwen/Qwen3-14B": (5120, 17408, 40, 40, 8, 128, False),
+            "Qwen/Qwen3-32B": (5120, 25600, 64, 64, 8, 128, False),
+        },
+    ),
+    **_models(
+        {"model_type": "qwen3_moe", "vocab_size": 151936, "num_experts": 128, "num_experts_per_tok": 8},
+        {
+            "Qwen/Qwen3-30B-A3B": (2048, 768, 48, 32, 4, 128, False),
+            "Qwen/Qwen3-235B-A22B": (4096, 1536, 94, 64, 4, 128, False),
+        },
+    ),
+    **_models(
+        {"model_type": "llama", "vocab_size": 128256},
+        {
+            "meta-llama/Llama-3.2-1B": (2048, 8192, 16, 32, 8, 64, True),
+            "meta-llama/Llama-3.2-3B": (3072, 8192, 28, 24, 8, 128, True),
+            "meta-llama/Llama-3.1-8B": (4096, 14336, 32, 32, 8, 128, False),
+            "meta-llama/Llama-3.1-70B": (8192, 28672, 80, 64, 8, 128, False),
+            "meta-llama/Llama-3.3-70B": (8192, 28672, 80, 64, 8, 128, False),
+            "meta-llama/Llama-3.1-405B": (16384, 53248, 126, 128, 8, 128, False),
+        },
+    ),
+}
 """Hub name of the base model -> values of its `config.json`."""
 
 _VARIANT = re.compile(r"-(base|instruct|it|math|coder|thinking|\d{4})(?=-|$)", re.IGNORECASE)

@@ -9,7 +9,8 @@ GPUs, each GPU of a layout means a slot for one process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
 from attrs import evolve, frozen
@@ -80,11 +81,7 @@ class Layout:
         """Share of a GPU that each process of this pool may take, so that all processes on the GPU fit: 1.0 for a
         single process, else 1/n rounded down to a ten-thousandth, Ray's unit.
         """
-        on_a_gpu: dict[int, int] = {}
-        for placed in self.placements:
-            if placed.pool == pool:
-                for gpu in placed.gpus:
-                    on_a_gpu[gpu] = on_a_gpu.get(gpu, 0) + 1
+        on_a_gpu = Counter(gpu for placed in self.placements if placed.pool == pool for gpu in placed.gpus)
         return SHARES // max(on_a_gpu.values()) / SHARES
 
 
@@ -103,14 +100,15 @@ def layout(sizes: Sizes) -> Layout:
         return _shared(models, engines)
     together = sizes.colocate_all or sizes.colocate_policy_ref
     parts = [_shared(models)] if together else [_shared({role: grid}) for role, grid in models.items()]
-    if engines is not None:
-        parts += _engines(engines, sizes.gpus_per_node)
-    return _joined(parts)
+    return _joined([*parts, layout_of_engines(sizes)])
 
 
 def layout_of_engines(sizes: Sizes) -> Layout:
     """The pools and placements of a run that samples without training: each engine has separate GPUs."""
-    return _joined([] if sizes.engines is None else list(_engines(sizes.engines, sizes.gpus_per_node)))
+    engines, per_node = sizes.engines, sizes.gpus_per_node
+    if engines is None:
+        return Layout(pools=(), placements=())
+    return _joined([layout_of_engine(engines, number, per_node) for number in range(engines.number)])
 
 
 def _joined(parts: Sequence[Layout]) -> Layout:
@@ -132,33 +130,22 @@ def _shared(models: Mapping[str, Grid], engines: EngineSizes | None = None) -> L
     placements = [
         RankPlacement(role=role, rank=rank, pool=name, gpus=(rank,)) for role in models for rank in range(grid.ranks)
     ]
-    for number in range(engines.number if engines else 0):
-        placements.append(_engine(number, name, first=number * engines.gpus, gpus=engines.gpus))  # type: ignore[union-attr]  # an engine has a size here
-    return Layout(
-        pools=(Pool(name=name, nodes=grid.nodes, gpus_per_node=grid.gpus_per_node),), placements=tuple(placements)
-    )
+    if engines:
+        gpus = engines.gpus
+        placements += (_engine(number, name, first=number * gpus, gpus=gpus) for number in range(engines.number))
+    pool = Pool(name=name, nodes=grid.nodes, gpus_per_node=grid.gpus_per_node)
+    return Layout(pools=(pool,), placements=tuple(placements))
 
 
 def layout_of_engine(engines: EngineSizes, number: int, gpus_per_node: int) -> Layout:
     """The pool and the placement of one engine with separate GPUs."""
-    nodes = (
-        1 if engines.on_one_node or engines.gpus <= gpus_per_node else engines.pipeline * _parts(engines, gpus_per_node)
-    )
+    nodes, stage = 1, engines.tensor * engines.data
+    if not engines.on_one_node and engines.gpus > gpus_per_node:  # the fewest that hold equal parts of each stage
+        fitting = (parts for parts in range(1, stage + 1) if stage % parts == 0 and stage // parts <= gpus_per_node)
+        nodes = engines.pipeline * next(fitting)
     name = f"engine-{number}"
     pool = Pool(name=name, nodes=nodes, gpus_per_node=engines.gpus // nodes)
     return Layout(pools=(pool,), placements=(_engine(number, name, first=0, gpus=engines.gpus),))
-
-
-def _engines(engines: EngineSizes, gpus_per_node: int) -> Iterator[Layout]:
-    """The layouts of engines with one pool each."""
-    for number in range(engines.number):
-        yield layout_of_engine(engines, number, gpus_per_node)
-
-
-def _parts(engines: EngineSizes, gpus_per_node: int) -> int:
-    """Number of nodes over which one pipeline stage is spread: the fewest that hold equal parts of it."""
-    stage = engines.tensor * engines.data
-    return next(parts for parts in range(1, stage + 1) if stage % parts == 0 and stage // parts <= gpus_per_node)
 
 
 def _engine(number: int, pool: str, *, first: int, gpus: int) -> RankPlacement:
@@ -194,10 +181,13 @@ class NoRoom(ValueError):
     def __str__(self) -> str:
         fitting = sum(node.gpus >= self.pool.gpus_per_node for node in self.free)
         placed = sum(node.gpus for node in self.free) < self.total
+        shown = [f"{node.name or node.id}: {node.gpus}" for node in self.free[:_NODES_SHOWN]]
+        if len(self.free) > len(shown):
+            shown.append(f"and {len(self.free) - len(shown)} more")
         return (
             f"{self.pool.name} needs {counted(self.pool.nodes, 'node')} with "
             f"{counted(self.pool.gpus_per_node, f'free {self.unit}')}, the cluster has {fitting}"
-            f"{' left' if placed else ''} ({_node_list(self.free)}); "
+            f"{' left' if placed else ''} ({', '.join(shown) or 'no nodes'}); "
             f"all in all the run needs {counted(self.layout.gpus, self.unit)}, and {self.total} are free"
         )
 
@@ -261,12 +251,17 @@ def _assign(
     return assignment
 
 
+def ranges(numbers: Iterable[int], separator: str = ", ") -> str:
+    """Ascending numbers as text, with consecutive ones as a range: `0-3, 6`."""
+    stretches: list[list[int]] = []
+    for number in numbers:
+        if stretches and stretches[-1][-1] + 1 == number:
+            stretches[-1].append(number)
+        else:
+            stretches.append([number])
+    return separator.join(f"{part[0]}" if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in stretches)
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun in singular or plural: `1 node`, `2 nodes`."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
-
-
-def _node_list(nodes: Sequence[ClusterNode]) -> str:
-    entries = [f"{node.name or node.id}: {node.gpus}" for node in nodes[:_NODES_SHOWN]]
-    more = len(nodes) - len(entries)
-    return ", ".join([*entries, *([f"and {more} more"] if more else [])]) or "no nodes"

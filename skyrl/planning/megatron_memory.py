@@ -32,9 +32,14 @@ def stage_memory(learner: LearnerRank) -> dict[str, Bytes]:
     """Phase -> parts, for `scoring`, `update` (of a model that learns) and `transfer` (of its weights to engines)."""
     phases = {"scoring": _scoring(learner)}
     if learner.update is not None:
-        moments = (*_updates(learner), _optimizer_step_bytes(learner))
-        phases["update"] = max(moments, key=total)
-        phases["transfer"] = _transfer(learner)
+        # The optimizer step makes a temporary copy of its shard of the weights.
+        step: Bytes = {"gradients": _gradients(learner), "optimizer": _stepped(learner, FLOAT)}
+        phases["update"] = max((*_updates(learner, learner.update), added(_state(learner), step)), key=total)
+        # One weight at a time is assembled for engines from the parts of tensor-parallel ranks; with an adapter in
+        # float32, with the product that is merged into it.
+        largest = max(learner.shape.layer_tensors) if learner.adapter_rank else max(learner.shape.tensors)
+        copies = FLOAT * 4 if learner.adapter_rank else 2 * 3
+        phases["transfer"] = added(stage_resting(learner), {"transfer": copies * largest})
     return phases
 
 
@@ -67,10 +72,6 @@ def stage_trained(learner: LearnerRank) -> tuple[int, int]:
     return learner.shape.adapter_parameters(learner.adapter_rank) * _layers(learner) // learner.shape.layers, 0
 
 
-def _trained(learner: LearnerRank) -> int:
-    return sum(stage_trained(learner))
-
-
 def _stepped(learner: LearnerRank, size: int) -> int:
     """Bytes at `size` per weight whose optimizer state is on this rank."""
     spread, (dense, experts) = _spread(learner), stage_trained(learner)
@@ -80,7 +81,7 @@ def _stepped(learner: LearnerRank, size: int) -> int:
 def _state(learner: LearnerRank) -> Bytes:
     size = learner.computing.size
     numbers = learner.states + (1 if size < FLOAT else 0)
-    adapter = _trained(learner) if learner.adapter_rank else 0
+    adapter = sum(stage_trained(learner)) if learner.adapter_rank else 0
     return {
         "parameters": size * (sum(_weights(learner)) + adapter),
         "optimizer": _stepped(learner, FLOAT * numbers),
@@ -88,7 +89,7 @@ def _state(learner: LearnerRank) -> Bytes:
 
 
 def _gradients(learner: LearnerRank) -> int:
-    return _spread(learner).gradient_size * _trained(learner)
+    return _spread(learner).gradient_size * sum(stage_trained(learner))
 
 
 def _layer_share(learner: LearnerRank, work: Pass) -> tuple[Pass, Computing]:
@@ -108,19 +109,18 @@ def _scoring(learner: LearnerRank) -> Bytes:
     return added(stage_resting(learner), moment)
 
 
-def _updates(learner: LearnerRank) -> tuple[Bytes, ...]:
+def _updates(learner: LearnerRank, update: Pass) -> tuple[Bytes, ...]:
     """Peak candidates of an update: the first stage, which holds most micro-batches, in backward; the last stage at the
     loss; the last stage in backward.
     """
-    assert learner.update is not None
     shape, stages = learner.shape, _spread(learner).stages
-    work, computing = _layer_share(learner, learner.update)
+    work, computing = _layer_share(learner, update)
     kept = _layers(learner) * (
         stream_bytes(shape, work, computing) if learner.recomputes else layer_bytes(shape, work, computing)
     )
     outside = work.tokens * shape.hidden * (FLOAT + computing.size)  # the last norm, and the head's input
     moment = (layer_bytes(shape, work, computing) if learner.recomputes else 0) + backward_bytes(shape, work, computing)
-    logits = logits_bytes(shape, learner.update.read, learner.computing, learns=True)
+    logits = logits_bytes(shape, update.read, learner.computing, learns=True)
     state = added(_state(learner), {"gradients": _gradients(learner)})
     waiting = min(stages, learner.micro_batches) * kept
     return (
@@ -128,17 +128,3 @@ def _updates(learner: LearnerRank) -> tuple[Bytes, ...]:
         added(state, {"activations": kept + outside, "logits": logits}),
         added(state, {"activations": kept + outside + moment}),
     )
-
-
-def _optimizer_step_bytes(learner: LearnerRank) -> Bytes:
-    """Bytes in the optimizer step, which makes a temporary copy of its shard of the weights."""
-    return added(_state(learner), {"gradients": _gradients(learner), "optimizer": _stepped(learner, FLOAT)})
-
-
-def _transfer(learner: LearnerRank) -> Bytes:
-    """Bytes in weight transfer: one weight at a time is assembled from the parts of tensor-parallel ranks; with an
-    adapter in float32, with the product that is merged into it.
-    """
-    largest = max(learner.shape.layer_tensors) if learner.adapter_rank else max(learner.shape.tensors)
-    copies = FLOAT * 4 if learner.adapter_rank else 2 * 3
-    return added(stage_resting(learner), {"transfer": copies * largest})

@@ -1,13 +1,13 @@
 """Bytes on one GPU, part by part, in each phase of a training step.
 
-`learner_memory` counts a policy, critic, reference or teacher; `serving_memory` (in `serving.py`) an engine. Each phase
+`learner_memory` counts a policy, critic, reference or teacher; `serving_memory` an engine. Each phase
 counts at its peak; in an update this is the largest of three moments: the loss, backward, and the optimizer step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Literal, get_args
 
 from attrs import frozen
 
@@ -24,33 +24,12 @@ from skyrl.planning.activations import (
 from skyrl.planning.model_shape import ModelShape
 
 Part = Literal["parameters", "gradients", "optimizer", "activations", "logits", "cache", "transfer", "overhead"]
-PARTS: tuple[Part, ...] = (
-    "parameters",
-    "gradients",
-    "optimizer",
-    "activations",
-    "logits",
-    "cache",
-    "transfer",
-    "overhead",
-)
+PARTS: tuple[Part, ...] = get_args(Part)
 Bytes = Mapping[Part, int]
 """Part -> bytes; parts with 0 bytes may be omitted."""
 
 IN_FLIGHT = 256 * 2**20
 """Bytes of whole weights in flight at once when they are gathered for engines."""
-
-BUCKET = 500_000_000
-"""DeepSpeed's default `reduce_bucket_size`, in numbers."""
-
-LIVE = 1_000_000_000
-"""DeepSpeed's default limit on gathered weights that are alive at once in stage 3, in numbers."""
-
-PREFETCHED = 50_000_000
-"""DeepSpeed's default limit on weights that are prefetched in stage 3, in numbers."""
-
-PERSISTENT = 100_000
-"""DeepSpeed's default size below which a tensor is not sharded in stage 3, in numbers."""
 
 
 @frozen(kw_only=True)
@@ -58,10 +37,18 @@ class ZeroSettings:
     """Settings of DeepSpeed's Zero Redundancy Optimizer (arXiv:1910.02054) that memory depends on."""
 
     stage: int
-    bucket: int = BUCKET
-    live: int = LIVE
-    persistent: int = PERSISTENT
-    prefetch: int = PREFETCHED
+    bucket: int = 500_000_000
+    """Numbers in a bucket of gradients: `reduce_bucket_size`."""
+
+    live: int = 1_000_000_000
+    """Limit on gathered weights that are alive at once in stage 3, in numbers."""
+
+    persistent: int = 100_000
+    """Size below which a tensor is not sharded in stage 3, in numbers."""
+
+    prefetch: int = 50_000_000
+    """Limit on weights that are prefetched in stage 3, in numbers."""
+
     overlaps: bool = True
     offloads_optimizer: bool = False
     offloads_parameters: bool = False
@@ -195,10 +182,12 @@ def learner_memory(learner: LearnerRank) -> dict[str, Bytes]:
 
     State on the host is included; `on_host` returns its size.
     """
-    phases = {"scoring": _scoring(learner)}
+    rest = resting(learner)
+    phases = {"scoring": added(rest, _scoring(learner))}
     if learner.update is not None:
-        phases["update"] = _largest(_loss_bytes(learner), _backward_bytes(learner), _optimizer_step_bytes(learner))
-        phases["transfer"] = _transfer(learner)
+        moments = _loss(learner, learner.update), _backward(learner, learner.update), *_optimizer_step(learner)
+        phases["update"] = max((added(rest, moment) for moment in moments), key=total)
+        phases["transfer"] = added(rest, {"transfer": _transferred(learner)})
     return phases
 
 
@@ -264,53 +253,42 @@ def _saved_activations(learner: LearnerRank, work: Pass) -> int:
     return outside + shape.layers * stream_bytes(shape, work, computing)
 
 
-def _loss_bytes(learner: LearnerRank) -> Bytes:
-    """Bytes at the loss: all activations and the tables of logits are in memory."""
-    assert learner.update is not None
-    work, computing = learner.update, learner.computing
-    gradients = _gradients(learner) if learner.micro_batches > 1 else 0
-    return added(
-        resting(learner),
-        {
-            "parameters": _gathered(learner, layers=1),
-            "gradients": gradients,
-            "activations": _saved_activations(learner, work),
-            "logits": logits_bytes(learner.shape, work.read, computing, learns=True),
-        },
-    )
+def _loss(learner: LearnerRank, work: Pass) -> Bytes:
+    """Bytes at the loss, besides the resting ones: all activations and the tables of logits are in memory."""
+    return {
+        "parameters": _gathered(learner, layers=1),
+        "gradients": _gradients(learner) if learner.micro_batches > 1 else 0,
+        "activations": _saved_activations(learner, work),
+        "logits": logits_bytes(learner.shape, work.read, learner.computing, learns=True),
+    }
 
 
-def _backward_bytes(learner: LearnerRank) -> Bytes:
+def _backward(learner: LearnerRank, work: Pass) -> Bytes:
     """Bytes in backward: activations, the gradients of one layer, and those of the output matrix are in memory."""
-    assert learner.update is not None
-    work, computing, shape = learner.update, learner.computing, learner.shape
+    computing, shape, zero = learner.computing, learner.shape, learner.zero
     moment = layer_bytes(shape, work, computing) if learner.recomputes else 0
-    overhead, gradients = _buffers(learner), _gradients(learner) if learner.micro_batches > 1 else 0
-    if computing.trains_all:
-        gradients += _whole_gradients(learner)
-    return added(
-        resting(learner),
-        {
-            "parameters": _gathered(learner, layers=2),
-            "gradients": gradients,
-            "activations": _saved_activations(learner, work) + moment + backward_bytes(shape, work, computing),
-            "overhead": overhead,
-        },
-    )
+    gradients = _gradients(learner) if learner.micro_batches > 1 else 0
+    buckets = 0
+    if zero is not None and zero.stage == 2 and learner.trained:  # DeepSpeed's, which exist only during backward
+        buckets = zero.bucket * computing.size * (2 if zero.overlaps else 1)
+    return {
+        "parameters": _gathered(learner, layers=2),
+        "gradients": gradients + (_whole_gradients(learner) if computing.trains_all else 0),
+        "activations": _saved_activations(learner, work) + moment + backward_bytes(shape, work, computing),
+        "overhead": buckets,
+    }
 
 
-def _optimizer_step_bytes(learner: LearnerRank) -> Bytes:
+def _optimizer_step(learner: LearnerRank) -> Iterator[Bytes]:
     """Bytes in the optimizer step: all gradients, the last ones unsharded, and on a GPU a copy of each shard."""
     zero, computing = learner.zero, learner.computing
     shard = FLOAT * learner.trained // (learner.shards if zero is None or zero.stage else computing.tensor)
     temporary = shard if computing.on_gpu or (zero is not None and zero.stage > 0) else 0
-    parts: dict[Part, int] = {"gradients": _gradients(learner), "optimizer": temporary}
+    yield {"gradients": _gradients(learner), "optimizer": temporary}
     if zero is None and learner.shards > 1 and computing.trains_all:  # the outer unit is reduced last
         outer = _outer(learner) // computing.tensor
         kept = _gradients(learner) + (computing.size + FLOAT) * outer
-        end: dict[Part, int] = {"parameters": computing.size * outer, "gradients": kept}
-        return _largest(added(resting(learner), parts), added(resting(learner), end))
-    return added(resting(learner), parts)
+        yield {"parameters": computing.size * outer, "gradients": kept}
 
 
 def _gradients(learner: LearnerRank) -> int:
@@ -318,13 +296,9 @@ def _gradients(learner: LearnerRank) -> int:
     zero, trained = learner.zero, learner.trained
     if zero is None or zero.stage == 0:
         return FLOAT * trained // (learner.shards if zero is None else learner.computing.tensor)
-    match zero.stage:
-        case 1:
-            return learner.computing.size * trained // learner.computing.tensor
-        case 2:
-            return learner.computing.size * trained // learner.shards
-        case _:
-            return 0  # they are in a permanent buffer on the GPU, counted in `_state`
+    if zero.stage == 3:
+        return 0  # they are in a permanent buffer on the GPU, counted in `resting`
+    return learner.computing.size * trained // (learner.computing.tensor if zero.stage == 1 else learner.shards)
 
 
 def _whole_gradients(learner: LearnerRank) -> int:
@@ -340,49 +314,31 @@ def _whole_gradients(learner: LearnerRank) -> int:
     return (size * (head + layer) + FLOAT * layer) // learner.computing.tensor
 
 
-def _buffers(learner: LearnerRank) -> int:
-    """Bytes of DeepSpeed's gradient buckets in stage 2, where they exist only during backward."""
-    zero = learner.zero
-    if zero is None or zero.stage != 2 or learner.trained == 0:
-        return 0
-    return zero.bucket * learner.computing.size * (2 if zero.overlaps else 1)
-
-
 def _scoring(learner: LearnerRank) -> Bytes:
     """Bytes while scoring computes one layer. DeepSpeed holds prefetched weights twice: as received, and assembled."""
     work, computing, zero = learner.scoring, learner.computing, learner.zero
     sharded = _sharded(learner) // computing.tensor
     prefetched = min(sharded, zero.prefetch) if zero is not None and _gathers_in_stage_3(learner) else 0
-    return added(
-        resting(learner),
-        {
-            "parameters": _gathered(learner, layers=2) + computing.size * prefetched,
-            "activations": transient_bytes(learner.shape, work, computing),
-            "logits": logits_bytes(learner.shape, work.read, computing, learns=False),
-        },
-    )
+    return {
+        "parameters": _gathered(learner, layers=2) + computing.size * prefetched,
+        "activations": transient_bytes(learner.shape, work, computing),
+        "logits": logits_bytes(learner.shape, work.read, computing, learns=False),
+    }
 
 
-def _transfer(learner: LearnerRank) -> Bytes:
+def _transferred(learner: LearnerRank) -> int:
     """Bytes in weight transfer: weights are gathered one by one, some ahead, and rounded to 16 bits; with an adapter in
     float32, with the product that is merged into them.
     """
     zero, largest = learner.zero, max(learner.shape.tensors)
     if learner.adapter_rank:
         merged = 3 * FLOAT * max(learner.shape.layer_tensors)
-        ahead = _prefetched_bytes(learner, FLOAT) if learner.shards > 1 and zero is None else 0
-        return added(resting(learner), {"transfer": merged + ahead})
+        return merged + (_prefetched_bytes(learner, FLOAT) if learner.shards > 1 and zero is None else 0)
     if zero is not None:
-        return added(resting(learner), {"transfer": largest * (FLOAT + 2)})
-    return added(resting(learner), {"transfer": _ahead(learner, 2)})
-
-
-def _ahead(learner: LearnerRank, size: int) -> int:
-    """Bytes of rounded weights in flight, with the shards from which they are gathered, and one assembled weight."""
-    prefetched = _prefetched_bytes(learner, size)
-    if learner.shards == 1:
-        return prefetched
-    return prefetched + prefetched // learner.shards + size * max(learner.shape.tensors)
+        return largest * (FLOAT + 2)
+    prefetched = _prefetched_bytes(learner, 2)
+    gathered = 0 if learner.shards == 1 else prefetched // learner.shards + 2 * largest  # the shards, and one weight
+    return prefetched + gathered
 
 
 def _prefetched_bytes(learner: LearnerRank, size: int) -> int:
@@ -390,5 +346,70 @@ def _prefetched_bytes(learner: LearnerRank, size: int) -> int:
     return min(IN_FLIGHT + 2 * size * max(learner.shape.tensors), size * learner.shape.parameters)
 
 
-def _largest(*moments: Bytes) -> Bytes:
-    return max(moments, key=total)
+@frozen(kw_only=True)
+class Serving:
+    """One GPU of an engine."""
+
+    shape: ModelShape
+    gpus: int = 1
+    """Number of GPUs that share the weights: tensor x pipeline."""
+
+    copies: int = 1
+    """Number of GPUs that hold the same keys and values; above 1 if there are more GPUs than key heads."""
+
+    size: int = 2
+    """Bytes per weight, and per number in the cache."""
+
+    sequences: int
+    """Largest number of sequences that the engine runs at once."""
+
+    length: int
+    """Longest sequence, in tokens."""
+
+    step_tokens: int
+    """Largest number of tokens that one step computes."""
+
+    budget: int | None = None
+    """Total bytes that the engine takes (`gpu_memory_utilization`), of which the cache gets what the other parts leave.
+    None: the cache is as large as its sequences need.
+    """
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the weights on one GPU."""
+        return self.shape.parameters * self.size // self.gpus
+
+    @property
+    def computing(self) -> int:
+        """Peak bytes of a step: the feed-forward network over all tokens, or the logits of all sequences."""
+        shape = self.shape
+        inner = shape.intermediate * max(1, shape.experts_per_token)
+        tokens = self.step_tokens * (3 * shape.hidden + 3 * inner // self.gpus) * self.size
+        return max(tokens, min(self.sequences, self.step_tokens) * shape.vocabulary * 4 * 2 // self.gpus)
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of keys and values of one token on one GPU."""
+        return self.shape.cache_bytes_per_token(self.size) * self.copies / self.gpus
+
+    @property
+    def sequence_bytes(self) -> int:
+        """Bytes of keys and values of one sequence of full length."""
+        return round(self.token_bytes * self.length)
+
+    @property
+    def cache(self) -> int:
+        """Bytes of keys and values; negative if the weights do not fit in the budget."""
+        if self.budget is None:
+            return self.sequences * self.sequence_bytes
+        return self.budget - self.weights - self.computing
+
+    @property
+    def sequences_of_full_length(self) -> int:
+        """Number of sequences of full length that the cache holds at once."""
+        return max(0, min(self.sequences, self.cache // max(1, self.sequence_bytes)))
+
+
+def serving_memory(serving: Serving) -> Bytes:
+    """Bytes of an engine's parts while it generates."""
+    return {"parameters": serving.weights, "activations": serving.computing, "cache": max(0, serving.cache)}

@@ -186,7 +186,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
     required = {name: values.get(key) for name, key in NAMES.items()}
     experts = int(next((values[name] for name in EXPERTS if values.get(name)), 0))
     inner = (values.get("moe_intermediate_size") if experts else None) or values.get("intermediate_size")
-    if not all(_is_size(size) for size in (*required.values(), inner)):
+    if not all(type(size) is int and size > 0 for size in (*required.values(), inner)):
         return None
     sizes: dict[str, Any] = {name: int(value) for name, value in required.items() if value is not None}
     kind, heads = str(values.get("model_type", "")), sizes["heads"]
@@ -203,7 +203,3 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
         converts=kind in CONVERTED,
         is_estimated=kind not in COUNTED,
     )
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -3,6 +3,10 @@ the time to compute, read or send the required amount at the respective speed, w
 
 The fractions of a GPU's peak that are reached are assumptions, the same for every layout. Estimates are therefore
 better at ranking layouts of one run than at predicting its seconds.
+
+Under Megatron-core, the slowest pipeline stage sets the pace. A pass of m micro-batches through p stages takes as long
+as m + p - 1 micro-batches on one stage: the share (p - 1) / (m + p - 1) of it is a bubble in which a stage waits, under
+1F1B as under any schedule without interleaving (arXiv:2104.04473, section 2.2).
 """
 
 from __future__ import annotations
@@ -12,8 +16,9 @@ from math import log2
 from attrs import evolve, frozen
 
 from skyrl.planning.gpus import NODE_LINK, GpuKind
+from skyrl.planning.megatron_memory import stage_trained
+from skyrl.planning.memory import LearnerRank, Serving
 from skyrl.planning.model_shape import ModelShape
-from skyrl.planning.serving import Serving
 from skyrl.planning.topology import Degrees
 
 PRODUCTS, MEMORY, LINKS = 0.5, 0.75, 0.7
@@ -27,9 +32,6 @@ LATENCY = 2e-5
 
 LAUNCHES = 1.5e-4
 """Seconds that Python and the driver take to launch the kernels of one layer without a CUDA graph."""
-
-HOST_LINK = 25e9
-"""Bytes per second between a GPU and host memory: about half the rate of PCI Express 5.0 x16, or that of 4.0."""
 
 SIXTEEN_BITS, FLOAT = 2, 4
 
@@ -50,8 +52,8 @@ class Rates:
     node_link: float
     """Bytes per second to another machine."""
 
-    host_link: float = HOST_LINK
-    """Bytes per second to and from host memory."""
+    host_link: float = 25e9
+    """Bytes per second to and from host memory: about half the rate of PCI Express 5.0 x16, or that of 4.0."""
 
     latency: float = LATENCY
     """Seconds of latency per collective, besides the time for its bytes."""
@@ -78,14 +80,13 @@ class Rates:
         return self.link if gpus <= self.gpus_per_node else self.node_link
 
 
-def rates_of(kind: GpuKind, gpus_per_node: int = 8) -> Rates:
+def rates_of(kind: GpuKind) -> Rates:
     """The rates that GPUs of a kind are assumed to reach."""
     return Rates(
         flops=kind.flops * PRODUCTS,
         bandwidth=kind.bandwidth * MEMORY,
         link=kind.link * LINKS,
         node_link=min(kind.link, NODE_LINK) * LINKS,
-        gpus_per_node=gpus_per_node,
     )
 
 
@@ -153,9 +154,9 @@ def update_seconds(
     times = steps if gathers_once else rows.micro_batches
     weights = SIXTEEN_BITS if gathers_once else 2 * SIXTEEN_BITS
     gradients = (SIXTEEN_BITS if gathers_once else FLOAT) * learned / shape.parameters
-    gathering = times * (
-        _gathering(shape, degrees, rates, weights + gradients) + _summing(degrees, rates, FLOAT * learned)
-    )
+    copies = ring(degrees.ranks // degrees.shards)  # each rank reduces its shard with those of the other copies
+    summing = 2 * copies * FLOAT * learned / degrees.shards / rates.link_among(degrees.ranks)
+    gathering = times * (_gathering(shape, degrees, rates, weights + gradients) + summing)
     waiting = exchanging(shape, rows, degrees, rates, passes=2 + recomputes)
     shard = FLOAT * learned / max(1, degrees.shards)
     stepping = 2 * 4 * shard / rates.host_link if states_on_host else 7 * shard / rates.bandwidth
@@ -175,12 +176,6 @@ def _gathering(shape: ModelShape, degrees: Sharding, rates: Rates, size: float) 
     moved = size * shape.parameters / degrees.tensor * ring(degrees.shards // degrees.tensor)
     fetched = size * shape.parameters / degrees.shards / rates.host_link if degrees.on_host else 0.0
     return moved / rates.link_among(degrees.shards) + fetched + shape.layers * rates.latency
-
-
-def _summing(degrees: Sharding, rates: Rates, gradients: int) -> float:
-    """Seconds to all-reduce gradients of `gradients` bytes over the copies of the weights, each rank for its shard."""
-    copies = degrees.ranks // degrees.shards
-    return 2 * ring(copies) * gradients / degrees.shards / rates.link_among(degrees.ranks)
 
 
 def exchanging(shape: ModelShape, rows: PassRows, degrees: Sharding, rates: Rates, *, passes: int) -> float:
@@ -263,3 +258,64 @@ def transfer_seconds(shape: ModelShape, degrees: Sharding, rates: Rates, *, acro
 def turns_seconds(state: int, rates: Rates) -> float:
     """Seconds to move `state` bytes of a GPU to host memory and back, when models and engines take turns."""
     return 2 * state / rates.host_link
+
+
+@frozen(kw_only=True)
+class Stages:
+    """How the ranks of a model under Megatron-core divide its work; all pipeline stages have equally many ranks."""
+
+    sharding: Sharding
+    """The ranks of one stage."""
+
+    number: int = 1
+    experts: int = 1
+    """Number of ranks of a stage over which the experts of a layer are distributed."""
+
+
+def bubble(stages: int, micro_batches: int) -> float:
+    """Share of a pass in which a stage waits for the others, for `micro_batches` going through `stages` stages."""
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+def stage_scoring_seconds(shape: ModelShape, rows: PassRows, stages: Stages, rates: Rates) -> float:
+    """Seconds of a forward pass of all rows."""
+    working = _working(shape, rows, stages, rates, passes=1, flops=1)
+    return working / (1 - bubble(stages.number, rows.micro_batches))
+
+
+def stage_update_seconds(
+    learner: LearnerRank, rows: PassRows, stages: Stages, rates: Rates, *, steps: int = 1
+) -> float:
+    """Seconds of forward and backward passes of all rows, and of `steps` optimizer steps, each of which reduces
+    gradients once and gathers the updated weights.
+    """
+    backward = (1 if learner.adapter_rank else 2) + learner.recomputes
+    working = _working(learner.shape, rows, stages, rates, passes=2 + learner.recomputes, flops=1 + backward)
+    filled = working / (1 - bubble(stages.number, max(1, rows.micro_batches // steps)))
+    dense, experts = stage_trained(learner)
+    spread = learner.megatron
+    assert spread is not None, "another strategy"
+    sent = (spread.gradient_size + SIXTEEN_BITS) * (
+        ring(spread.sharing_states) * dense + ring(spread.sharing_expert_states) * experts
+    )
+    stepped = FLOAT * (dense / spread.sharing_states + experts / spread.sharing_expert_states)
+    return filled + steps * (sent / rates.link_among(stages.sharding.ranks) + 7 * stepped / rates.bandwidth)
+
+
+def _working(shape: ModelShape, rows: PassRows, stages: Stages, rates: Rates, *, passes: int, flops: int) -> float:
+    """Seconds of the slowest stage without the bubble: the one with the most layers and the output matrix."""
+    layers = -(-shape.layers // stages.number)
+    head = 2.0 * rows.tokens * shape.vocabulary * shape.hidden
+    inner = (forward_flops(shape, rows) - head) * layers / shape.layers
+    sharding = stages.sharding
+    products = flops * (inner + head) / sharding.ranks / rates.cut(sharding.tensor).flops
+    launching = passes * rows.micro_batches * layers * rates.launches
+    waiting = exchanging(evolve(shape, layers=layers), rows, sharding, rates, passes=passes)
+    states = rows.tokens / sharding.ranks * shape.hidden * SIXTEEN_BITS
+    dispatching = handing_on = 0.0
+    if shape.experts and stages.experts > 1:  # the tokens of one layer go to the ranks of their experts and back
+        moved = 2 * ring(stages.experts) * states * shape.experts_per_token / rates.link_among(stages.experts)
+        dispatching = moved + 2 * rows.micro_batches * rates.latency
+    if stages.number > 1:  # hidden states go to the next stage
+        handing_on = states / rates.link_among(2 * sharding.ranks) + rows.micro_batches * rates.latency
+    return rates.combined(products, launching) + waiting + passes * (dispatching * layers + handing_on)

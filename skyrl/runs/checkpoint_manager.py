@@ -99,11 +99,9 @@ class CheckpointManager:
         """Load the models from the checkpoint. Raises `ResumeError` for a checkpoint of other models."""
         for name, model in self._models.items():
             await self._turns.for_learning(name)
-            stored = checkpoint.models.get(name)
+            stored, step = checkpoint.models.get(name), checkpoint.step
             if stored is None:
-                raise ResumeError(
-                    f"the checkpoint of step {checkpoint.step} contains no {name}: it is from another run"
-                )
+                raise ResumeError(f"the checkpoint of step {step} contains no {name}: it is from another run")
             assert isinstance(stored, StoredTensors), "it was loaded from its files"
             await model.load_state(stored, checkpoint.state[name])
 
@@ -126,7 +124,6 @@ class CheckpointManager:
         with self._store.saving(checkpoint.step, need):
             for model in self._models.values():
                 files += await model.write_staged(self._store.storage, folder)
-            await asyncio.to_thread(
-                self._folder.flush
-            )  # a power failure must not take what the checkpoint goes on from
+            # A power failure must not take what the checkpoint goes on from.
+            await asyncio.to_thread(self._folder.flush)
         await asyncio.to_thread(self._store.finish, checkpoint, files, need)

@@ -129,7 +129,10 @@ class EngineChanges:
             file.unlink()
         for number, reason in self._client.failed_additions():
             self._answer(f"add engine {number}", f"engine {number} could not be started: {reason}")
-        self._write()
+        engines, answers = tuple(self._client.states), tuple(self._answers)
+        engine_list = EngineList(least=self._least, most=self._most, engines=engines, answers=answers)
+        with contextlib.suppress(OSError):  # the list is for people: a full disk must not end the run
+            write_file(self._folder / STATE, json.dumps(attrs.asdict(engine_list)), durable=False)
 
     def _answer(self, request: str, reply: str) -> None:
         self._answers = [*self._answers, ChangeReply(asked=request, said=reply, moment=time.time())][-REPLIES:]
@@ -161,17 +164,8 @@ class EngineChanges:
         if states.get(gone) not in ("serving", "lost"):
             return f"refused: engine {gone} is not serving; these are: {', '.join(map(str, serving))}"
         if states[gone] == "serving" and len(serving) <= self._least:
-            return (
-                f"refused: {len(serving)} engines are serving, and generator.inference_engine.min_engines is "
-                f"{self._least}"
-            )
+            least = f"generator.inference_engine.min_engines is {self._least}"
+            return f"refused: {len(serving)} engines are serving, and {least}"
         await self._client.drain(gone)
         await run_in_daemon_thread(lambda: self._remove(gone))
         return f"engine {gone} {'finished its samples and ' if states[gone] == 'serving' else ''}was removed"
-
-    def _write(self) -> None:
-        engine_list = EngineList(
-            least=self._least, most=self._most, engines=tuple(self._client.states), answers=tuple(self._answers)
-        )
-        with contextlib.suppress(OSError):  # the list is for people: a full disk must not end the run
-            write_file(self._folder / STATE, json.dumps(attrs.asdict(engine_list)), durable=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skyrl.chats.tokenizer import ChatTokenizer
@@ -44,7 +44,14 @@ def check_data(run: SkyRLTrainConfig, train: PromptDataset | None, evaluation: P
             counted = f"{len(dataset.bad_rows)} {name} {'row is' if len(dataset.bad_rows) == 1 else 'rows are'}"
             notice(f"{counted} bad and left out (data.bad_rows), the first:{first}")
     if train is not None and not run.data.streaming:
-        _tell_the_tail(run, len(train))
+        size, tail = run.trainer.train_batch_size, run.data.epoch_tail
+        _, left_out = batches(len(train), size, run.trainer.epochs, tail)
+        if left_out and tail == "drop":
+            some = f"{len(train) % size} training prompts, others in each epoch,"
+            notice(f"{some} do not fill a batch and are left out (data.epoch_tail)")
+        elif left_out:
+            some = f"{left_out} training prompts, the last ones of the last epoch,"
+            notice(f"{some} do not fill a batch and are left out")
     if evaluation is not None:
         _tell_the_sources(run.data.val_data, evaluation)
     _report_unread_fields(run, [item for item in (train, evaluation) if item])
@@ -86,16 +93,6 @@ def _tell_the_sources(files: Sequence[str], evaluation: PromptDataset) -> None:
         notice(f"rows of {named} name no data_source, and are reported together as eval/{NO_SOURCE}")
 
 
-def _tell_the_tail(run: SkyRLTrainConfig, prompts: int) -> None:
-    trainer, tail = run.trainer, run.data.epoch_tail
-    _, left_out = batches(prompts, trainer.train_batch_size, trainer.epochs, tail)
-    if left_out and tail == "drop":
-        rest = prompts % trainer.train_batch_size
-        notice(f"{rest} training prompts, others in each epoch, do not fill a batch and are left out (data.epoch_tail)")
-    elif left_out:
-        notice(f"{left_out} training prompts, the last ones of the last epoch, do not fill a batch and are left out")
-
-
 def sandbox_in_force(run: SkyRLTrainConfig, *datasets: PromptDataset | None) -> Mapping[str, object] | None:
     """Report and return the tier and limits of this run's sandbox; None if nothing runs in a sandbox.
 
@@ -131,9 +128,23 @@ def read_model_configs(
     if backend_of(generator.inference_engine).head_sizes_on_a_cpu:
         trusted = bool(generator.inference_engine.engine_init_kwargs.get("trust_remote_code", False))
         refuse_unsuitable(model_facts(policy, trust_remote_code=trusted, overrides=replaced), run.trainer.device)
-    turns = generator.max_input_length if generator.max_turns > 1 else None
-    sampled = [(train, generator.sampling_params), (evaluation, generator.eval_sampling_params)]
-    _refuse_long(max_positions(policy, replaced), sampled, turns)
+    positions = max_positions(policy, replaced)
+    turns = generator.max_input_length if generator.max_turns > 1 else None  # the longest input of a turn
+    for dataset, sampling in ((train, generator.sampling_params), (evaluation, generator.eval_sampling_params)):
+        if dataset is None or sampling is None or positions is None:
+            continue
+        longest = dataset.facts.longest
+        if longest + sampling.max_generate_length > positions:
+            raise DataError(
+                f"the longest prompt ({longest} tokens) and max_generate_length = {sampling.max_generate_length} "
+                f"do not fit into the {positions} positions of the model: lower max_generate_length, or leave long "
+                "prompts out with trainer.max_prompt_length"
+            )
+        if turns is not None and turns + sampling.max_generate_length > positions:
+            raise DataError(
+                f"generator.max_input_length = {turns} and max_generate_length = {sampling.max_generate_length} do not "
+                f"fit into the {positions} positions of the model: lower one of them"
+            )
 
 
 def compare_served_tokens(own: ChatTokenizer, path: str, url: str, policy: str) -> None:
@@ -160,27 +171,6 @@ def refuse_other_tokens(own: ChatTokenizer, other: ChatTokenizer, *, policy: str
             f"the teacher {teacher} has another tokenizer than the policy: {len(differing)} tokens differ, such as "
             f"{token!r}, which is number {number} of {whose} alone. Use a teacher with the tokens of {policy}"
         )
-
-
-def _refuse_long(positions: int | None, sampled: Iterable[tuple[PromptDataset | None, Any]], turns: int | None) -> None:
-    """Refuse prompts and turns that leave no room for an answer. `turns` is the longest input of a turn if a
-    conversation has several.
-    """
-    for dataset, sampling in sampled:
-        if dataset is None or sampling is None or positions is None:
-            continue
-        longest = dataset.facts.longest
-        if longest + sampling.max_generate_length > positions:
-            raise DataError(
-                f"the longest prompt ({longest} tokens) and max_generate_length = {sampling.max_generate_length} "
-                f"do not fit into the {positions} positions of the model: lower max_generate_length, or leave long "
-                "prompts out with trainer.max_prompt_length"
-            )
-        if turns is not None and turns + sampling.max_generate_length > positions:
-            raise DataError(
-                f"generator.max_input_length = {turns} and max_generate_length = {sampling.max_generate_length} do not "
-                f"fit into the {positions} positions of the model: lower one of them"
-            )
 
 
 def report_unread_variables(path: str, tokenizer: ChatTokenizer, arguments: Mapping[str, Any]) -> None:

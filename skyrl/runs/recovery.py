@@ -25,18 +25,12 @@ class Attempt(Generic[R]):
     Only a failure of the run itself (`RunError`) is suppressed, never a mistake in its configuration or data.
     """
 
-    def __init__(self, run: R, number: int, follows: Callable[[RunError], bool]) -> None:
-        """`run` is the resolved run of this attempt, possibly with fewer ranks than configured; `number` counts from 0.
-        `follows` decides whether another attempt follows a failure.
+    def __init__(self, run: R, follows: Callable[[RunError], bool], *, is_another_try: bool) -> None:
+        """`run` is the resolved run of this attempt, possibly with fewer ranks than configured. `follows` decides
+        whether another attempt follows a failure; `is_another_try` says whether an attempt before this one failed.
         """
-        self.run, self.number = run, number
-        self._follows = follows
+        self.run, self.is_another_try, self._follows = run, is_another_try, follows
         self.failed = False
-
-    @property
-    def is_another_try(self) -> bool:
-        """Whether an attempt before this one failed."""
-        return self.number > 0
 
     def __enter__(self) -> None:
         """Does nothing."""
@@ -76,11 +70,10 @@ class Recovery(Generic[R]):
             return False
         if isinstance(failure, ProcessLost) and self._lost < faults.max_lost_ranks:
             self._lost += 1
-            loses_engine = failure.role == "engine"
             reason = f"lost rank {self._lost} of {faults.max_lost_ranks}"
-            return (
-                self._smaller(failure, failure.role, reason) if shrinks and not loses_engine else _say(failure, reason)
-            )
+            if shrinks and failure.role != "engine":
+                return self._smaller(failure, failure.role, reason)
+            return _say(failure, reason)
         if isinstance(failure, NoRoomError) and self._lost and shrinks:
             role = "engine" if failure.pool.startswith("engine") else failure.pool.split("+")[0]
             return self._smaller(failure, role, "fewer machines", by_machine=True)
@@ -119,11 +112,11 @@ def attempts(run: R) -> Iterator[Attempt[R]]:
             with attempt:
                 experiment.run()
     """
-    recovery, number = Recovery(run), 0
+    recovery, has_failed = Recovery(run), False
     while True:
-        attempt = Attempt(recovery.run, number, recovery.follows)
+        attempt = Attempt(recovery.run, recovery.follows, is_another_try=has_failed)
         yield attempt
         if not attempt.failed:
             return
-        number += 1
+        has_failed = True
         time.sleep(PAUSE)

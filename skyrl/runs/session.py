@@ -1,4 +1,7 @@
-"""One session of a run: the step it starts from, the resources it holds, and the files it leaves."""
+"""One session of a run: the step it starts from, the resources it holds, and the files it leaves.
+
+`Experiment` is the protocol of what a session can run.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +9,119 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Protocol
 
+import torch
 from safetensors import SafetensorError
 
-from skyrl.checkpoint.store import Checkpoint
-from skyrl.errors import RunError, StorageError
+from skyrl.checkpoint.store import Checkpoint, CheckpointStore
+from skyrl.errors import RunError, SkyRLError, StorageError
 from skyrl.processes.event_loop import event_loop
 from skyrl.processes.garbage import seldom_collected
 from skyrl.processes.handles import Processes
 from skyrl.processes.linux import needs_linux
-from skyrl.processes.progress import WaitReporter, Watchdog
+from skyrl.processes.progress import Progress, WaitReporter, Watchdog
+from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT
-from skyrl.runs.experiment import Experiment
+from skyrl.runs.checkpoint_manager import CheckpointManager
 from skyrl.runs.input_digests import carried_on, refuse_changed_inputs
 from skyrl.runs.inputs import notice
-from skyrl.runs.process_settings import ProcessSettings
 from skyrl.runs.progress_file import ProgressFile
 from skyrl.runs.resume import find_start
+from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.run_lock import RunLock, changes_to_say, config_text
+from skyrl.runs.run_tree import AnyRun
 from skyrl.storage.disk import FULL, OPEN_FILES, Disk, nearest, readable, remedy
-from skyrl.tracking.tracker import Trackers
+from skyrl.tracking.tracker import LastMetrics, Tracker, Trackers
+from skyrl.training.alarms import Alarms
+from skyrl.training.callbacks import Callbacks
 from skyrl.training.loop import TrainingLoop
+
+
+class Experiment(Protocol):
+    """The assembled parts of one run, each made when it is first requested."""
+
+    folder: RunFolder
+    checkpoints: CheckpointStore
+    shutdown: ShutdownSignal
+    progress: Progress
+    last: LastMetrics
+    """Metrics of the last step that was recorded."""
+
+    resources: ExitStack[bool | None]
+    """Resources that the run holds until it ends: processes, locks, sockets."""
+
+    locations: Mapping[str, str]
+    """Dotted path -> location of the value, such as `run.toml:14`, if known."""
+
+    is_another_try: bool
+    """Whether this command ran it before and failed."""
+
+    @property
+    def cfg(self) -> AnyRun:
+        """The resolved and checked configuration."""
+
+    @property
+    def exports(self) -> Path:
+        """Folder of the exported models."""
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run, those of earlier sessions included."""
+
+    @property
+    def products(self) -> tuple[Path, ...]:
+        """Files and folders of a finished run; `finish` makes them."""
+
+    @property
+    def processes(self) -> Processes:
+        """Processes of models and engines."""
+
+    @property
+    def started_processes(self) -> Processes | None:
+        """Processes of models and engines, or None before any was started."""
+
+    @property
+    def callbacks(self) -> Callbacks:
+        """The user's callbacks."""
+
+    @property
+    def saving(self) -> CheckpointManager:
+        """Writes and reads checkpoints of the models that change."""
+
+    def check_inputs(self) -> Mapping[str, object] | None:
+        """Check data and models before anything is started. Returns the sandbox in which answers are judged, if any.
+
+        Raises `TaskError`, `DataError`, `ModelError`, `ConfigError`.
+        """
+
+    def input_digests(self) -> dict[str, str]:
+        """Digests of what a resumed run reads again besides its training rows. See `skyrl.runs.input_digests`."""
+
+    def get_alarms(self) -> Alarms:
+        """Alarms of the configuration, in their initial state."""
+
+    def get_tracker(self, first_step: int) -> Tracker:
+        """Tracker of metrics; `first_step` steps are recorded already."""
+
+    async def prepare(self) -> None:
+        """Prepare the run before the loop is built."""
+
+    def get_loop(self, tracker: Tracker) -> TrainingLoop:
+        """The training loop in its initial state."""
+
+    def begin_recording(self) -> None:
+        """Start the recording of steps, if the run makes one."""
+
+    async def close(self) -> None:
+        """Release the resources that only training needs."""
+
+    async def finish(self) -> None:
+        """Write the results of the run: the trained model, and plots or reports about the training."""
 
 
 class RunSession:
@@ -40,7 +132,13 @@ class RunSession:
         self._experiment = experiment
         self._cfg, self._folder = experiment.cfg, experiment.folder
         self._checkpoints, self._shutdown = experiment.checkpoints, experiment.shutdown
-        self._locks = self._make_locks()
+        # A lock for every folder that this run writes into, the run's own first.
+        fields = {self._folder.path: "run_path"}
+        if isinstance(self._checkpoints.storage, Disk):  # in an object store, each checkpoint is compared
+            fields.setdefault(self._checkpoints.storage.path, "ckpt_path")
+        fields.setdefault(experiment.exports, "export_path")
+        field_of = self._cfg.trainer.path_of
+        self._locks = [RunLock(path, field_of(field), self._cfg) for path, field in fields.items()]
 
     def run(self) -> bool:
         """Train to the end; False if an earlier session had already done so. Saved checkpoints stay in every case.
@@ -60,7 +158,14 @@ class RunSession:
             if not finished or not is_whole:  # the latter: stopped just before the end
                 if checkpoint is not None:
                     self._read_again(checkpoint)
-                self._show_progress(checkpoint)
+                progress = ProgressFile(
+                    self._folder.path,
+                    self._experiment.progress,
+                    name=self._cfg.trainer.folder("run_path"),
+                    total_steps=self._experiment.total_steps,
+                    first_step=checkpoint.step if checkpoint else 0,
+                )
+                self._experiment.resources.enter_context(progress)
                 self._watch_progress()
                 with self._shutdown.in_loop(), event_loop() as run:
                     run(self._train(checkpoint, finished))
@@ -114,14 +219,6 @@ class RunSession:
         if callback:
             notice(f"Callback {callback} ended this run at step {checkpoint.step}; leave it out to continue.")
         return bool(alarms.stopped_by or callback) or checkpoint.step >= self._experiment.total_steps
-
-    def _make_locks(self) -> tuple[RunLock, ...]:
-        """One lock for every folder that this run writes into, the run's own first."""
-        fields = {self._folder.path: "run_path"}
-        if isinstance(self._checkpoints.storage, Disk):  # in an object store, each checkpoint is compared
-            fields.setdefault(self._checkpoints.storage.path, "ckpt_path")
-        fields.setdefault(self._experiment.exports, "export_path")
-        return tuple(RunLock(path, self._cfg.trainer.path_of(field), self._cfg) for path, field in fields.items())
 
     def _free_if_empty(self, lock: RunLock) -> None:
         """Free the folder of a run that failed before it saved anything."""
@@ -191,18 +288,6 @@ class RunSession:
                     kind = "samples of " if name == "trajectories.jsonl" else ""
                     notice(f"{file} lacks {kind}{len(lacking)} steps (the first is {lacking[0]}): lost or damaged")
 
-    def _show_progress(self, checkpoint: Checkpoint | None) -> None:
-        """Keep `progress.json` in the run's folder up to date until the run ends."""
-        experiment = self._experiment
-        file = ProgressFile(
-            self._folder.path,
-            experiment.progress,
-            name=self._cfg.trainer.folder("run_path"),
-            total_steps=experiment.total_steps,
-            first_step=checkpoint.step if checkpoint else 0,
-        )
-        experiment.resources.enter_context(file)
-
     def _watch_progress(self) -> None:
         """Watch for stalls until the run ends."""
         faults, experiment = self._cfg.trainer.faults, self._experiment
@@ -244,6 +329,64 @@ class StepsInLogs:
 
     def close(self) -> None:
         """Does nothing: no resource is held."""
+
+
+_READ: Mapping[str, Callable[[], object]] = {
+    "torch.set_default_dtype": torch.get_default_dtype,
+    "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+    "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision,
+    "torch.autograd.set_detect_anomaly": torch.is_anomaly_enabled,
+    "torch.backends.cudnn.benchmark": lambda: torch.backends.cudnn.benchmark,
+    "torch.backends.cudnn.deterministic": lambda: torch.backends.cudnn.deterministic,
+    "sys.setrecursionlimit": sys.getrecursionlimit,
+}
+"""What sets a setting -> what reads it. Settings of a thread, such as grad mode, do no harm in threads of rewards."""
+
+
+class ProcessSettings:
+    """The settings at the start of training. As a tracker, it reports after a step what has changed since, once."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Take the current settings for those of the run: models and engines have been made."""
+        self._before = self._told = _settings_now()
+        self._recursion = sys.getrecursionlimit()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if (now := _settings_now()) != self._told:
+            self._told = now
+            if changed := self._changes():
+                notice(f"warning: {changed}: the numbers of the run may depend on it")
+
+    def close(self) -> None:
+        """Does nothing: no resource is held."""
+
+    @contextmanager
+    def named_in_failures(self) -> Iterator[None]:
+        """Raises `RunError` for a failure that no exception of skyrl explains, if a setting has changed."""
+        try:
+            yield
+        except SkyRLError:
+            raise
+        except Exception as error:
+            changed = self._changes()
+            sys.setrecursionlimit(max(sys.getrecursionlimit(), self._recursion))  # the way to the message takes frames
+            if changed:
+                raise RunError(f"{changed}. The run then failed: {type(error).__name__}: {error}") from error
+            raise
+
+    def _changes(self) -> str:
+        now = _settings_now()
+        changed = [f"{name}: {was} before, {now[name]} now" for name, was in self._before.items() if now[name] != was]
+        if not changed:
+            return ""
+        return f"code of this run (a reward, an environment?) changed its whole process ({', '.join(changed)})"
+
+
+def _settings_now() -> dict[str, object]:
+    return {name: read() for name, read in _READ.items()}
 
 
 _OF_A_DISK = FULL | OPEN_FILES | {errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT}

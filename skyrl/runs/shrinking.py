@@ -41,22 +41,18 @@ def _smaller(run: SkyRLTrainConfig | SupervisedConfig, role: str, *, by_machine:
         for number in range(run.generator.inference_engine.num_engines - 1, 0, -1):
             yield {_ENGINES: number}
         return
-    tables = _tables(run, role)
-    before = Grid(
-        nodes=get_at(run, f"{tables[0]}num_nodes"), gpus_per_node=get_at(run, f"{tables[0]}num_gpus_per_node")
-    )
+    roles, sizes = kind_of(run).roles, kind_of(run).sizes(run)
+    together = sizes.colocate_all or sizes.colocate_policy_ref or len(roles) == 1
+    tables = [model.placement for model in roles if (model.exists(run) if together else model.name == role)]
+    nodes, gpus = (get_at(run, f"{tables[0]}{name}") for name in ("num_nodes", "num_gpus_per_node"))
+    before = Grid(nodes=nodes, gpus_per_node=gpus)
     for grid in _grids_within(before, by_machine=by_machine):
         changes: dict[str, int] = {}
         for table in tables:
             changes |= {f"{table}num_nodes": grid.nodes, f"{table}num_gpus_per_node": grid.gpus_per_node}
-        yield changes | _engines_on(run, grid)
-
-
-def _tables(run: SkyRLTrainConfig | SupervisedConfig, role: str) -> list[str]:
-    """Prefixes of the size fields that shrink together."""
-    roles, sizes = kind_of(run).roles, kind_of(run).sizes(run)
-    together = sizes.colocate_all or sizes.colocate_policy_ref or len(roles) == 1
-    return [model.placement for model in roles if (model.exists(run) if together else model.name == role)]
+        if sizes.engines is not None and sizes.colocate_all:  # engines with GPUs of their own stay
+            changes[_ENGINES] = max(1, grid.ranks // sizes.engines.gpus)
+        yield changes
 
 
 def _grids_within(grid: Grid, *, by_machine: bool) -> list[Grid]:
@@ -68,11 +64,3 @@ def _grids_within(grid: Grid, *, by_machine: bool) -> list[Grid]:
         for item in range(1, grid.gpus_per_node + 1)
     ]
     return sorted((size for size in sizes if size.ranks < grid.ranks), key=lambda size: (-size.ranks, size.nodes))
-
-
-def _engines_on(run: SkyRLTrainConfig | SupervisedConfig, grid: Grid) -> dict[str, int]:
-    """The number of engines for the GPUs that they share with the models; engines with GPUs of their own stay."""
-    sizes = kind_of(run).sizes(run)
-    if sizes.engines is None or not sizes.colocate_all:
-        return {}
-    return {_ENGINES: max(1, grid.ranks // sizes.engines.gpus)}

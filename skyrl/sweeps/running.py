@@ -27,8 +27,13 @@ def run_here(launcher: Launcher, trials: Sequence[SweepTrial], at_once: int, say
 
     Trials that an earlier command has started and that still run are not started again, but waited for and counted.
     """
-    by_number = {trial.number: trial for trial in trials}
-    running = _taken_over(launcher, trials, say)
+    by_number, running = {trial.number: trial for trial in trials}, dict[int, Launch]()
+    for launch in _launches_in(trials[0].folder.parent) if trials else ():
+        if launcher.state(launch).startswith(ACTIVE):
+            number = int(launch.folder.name)
+            running[number] = launch
+            point = spelled(by_number[number].point) if number in by_number else "values that the sweep no longer has"
+            say(f"trial {number} is running already: {point}")
     waiting, pause = [trial for trial in trials if trial.number not in running], threading.Event()
     restarted = set[int]()
     try:
@@ -38,9 +43,8 @@ def run_here(launcher: Launcher, trials: Sequence[SweepTrial], at_once: int, say
                 running[trial.number] = launcher.start(_job(trial))
                 say(f"trial {trial.number} started: {spelled(trial.point)}")
             for number, state in _note_the_ended(launcher, running, say):
-                if (
-                    state == GONE and number in by_number and number not in restarted
-                ):  # it may have finished all the same
+                # One whose process is gone may have finished all the same, and is started once more.
+                if state == GONE and number in by_number and number not in restarted:
                     restarted.add(number)
                     waiting.insert(0, by_number[number])
             if running:
@@ -56,19 +60,6 @@ def run_here(launcher: Launcher, trials: Sequence[SweepTrial], at_once: int, say
             message = f"The sweep was stopped, and running trials with it: {ended}. The same command continues them."
             raise Stopped(message, error.exit_code) from None
         raise
-
-
-def _taken_over(launcher: Launcher, trials: Sequence[SweepTrial], say: Callable[[str], None]) -> dict[int, Launch]:
-    """Launches of trials that an earlier command has started and that still run, those of values that the sweep no
-    longer has included.
-    """
-    running, points = {}, {trial.number: spelled(trial.point) for trial in trials}
-    for launch in _launches_in(trials[0].folder.parent) if trials else ():
-        if launcher.state(launch).startswith(ACTIVE):
-            number = int(launch.folder.name)
-            running[number] = launch
-            say(f"trial {number} is running already: {points.get(number, 'values that the sweep no longer has')}")
-    return running
 
 
 def _launches_in(tasks: Path) -> list[Launch]:
@@ -107,7 +98,15 @@ def submit_array(launcher: Launcher, trials: Trials, chosen: Sequence[SweepTrial
     """Submit the trials as one Slurm array. Each task requests the resources of the largest trial."""
     (trials.folder / LOGS).mkdir(exist_ok=True)
     array = Array(tasks=tuple(trial.number for trial in chosen), at_once=at_once)
-    return launcher.start(Job(name=name, folder=trials.folder, cwd=Path.cwd(), array=array, machines=_largest(chosen)))
+    needs = [machines_of(trial.run, ClusterConfig()) for trial in chosen]
+    largest = Machines(
+        nodes=max(need.nodes for need in needs),
+        per_node=max(need.per_node for need in needs),
+        device="cuda" if any(need.device == "cuda" for need in needs) else "cpu",
+        on_ray=any(need.on_ray for need in needs),
+        address_field=needs[0].address_field,
+    )
+    return launcher.start(Job(name=name, folder=trials.folder, cwd=Path.cwd(), array=array, machines=largest))
 
 
 def refuse_while_it_runs(folder: Path, launcher: Launcher) -> None:
@@ -140,15 +139,3 @@ def _note_the_ended(
             ended.append((number, state))
             say(f"trial {number} {state}" + (f": see {launch.folder / LOGS}" if state.startswith("failed") else ""))
     return ended
-
-
-def _largest(trials: Sequence[SweepTrial]) -> Machines:
-    needs = [machines_of(trial.run, ClusterConfig()) for trial in trials]
-    first = needs[0]
-    return Machines(
-        nodes=max(need.nodes for need in needs),
-        per_node=max(need.per_node for need in needs),
-        device="cuda" if any(need.device == "cuda" for need in needs) else "cpu",
-        on_ray=any(need.on_ray for need in needs),
-        address_field=first.address_field,
-    )

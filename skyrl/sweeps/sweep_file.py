@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any, Literal
 
+from attrs import evolve
+
 from skyrl.config.checks.texts import refused_file_name
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.errors import ConfigError, Problem
@@ -91,13 +93,10 @@ class SweepConfig(BaseConfig):
             yield Problem(path="run", message="no configuration file is given", hint='such as run = ["run.toml"]')
         for path, values in flat(self.grid):
             if not isinstance(values, tuple) or not values:
-                yield Problem(
-                    path=f"grid.{path}", message=f"{values!r} is not a list of values", hint="write it in [ ]"
-                )
-        yield from (
-            Problem(path=f"random.{own_problem.path}", message=own_problem.message, hint=own_problem.hint)
-            for own_problem in self.random.own_problems()
-        )
+                message = f"{values!r} is not a list of values"
+                yield Problem(path=f"grid.{path}", message=message, hint="write it in [ ]")
+        for problem in self.random.own_problems():
+            yield evolve(problem, path=f"random.{problem.path}")
 
 
 def load_sweep(file: str) -> SweepConfig:

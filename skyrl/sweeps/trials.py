@@ -51,11 +51,6 @@ class SweepTrial:
         """State of the run that was started last: finished, failed, stopped, running, starting; new if none was."""
         return state_in(self.folder)
 
-    def write(self) -> None:
-        """Create the trial's folder and write its configuration file."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_file(self.folder / RUN_FILE, self.text)
-
 
 @frozen(kw_only=True)
 class Trials:
@@ -72,7 +67,8 @@ class Trials:
         known = _numbers(self.folder) | {fingerprint(trial.run): trial.number for trial in self.trials}
         write_file(self.folder / _NUMBERS, json.dumps(known, indent=2) + "\n")
         for trial in self.trials:
-            trial.write()
+            trial.folder.mkdir(parents=True, exist_ok=True)
+            write_file(trial.folder / RUN_FILE, trial.text)
 
 
 def folder_of(sweep: SweepConfig) -> Path:
@@ -99,10 +95,26 @@ def trials_of(sweep: SweepConfig, environ: Mapping[str, str], *, device: str | N
                 twice.append(f"{spelled(point)} is the same training as {spelled(trials[mark].point)}")
                 continue
             number = numbers.setdefault(mark, len(numbers))
-            trials[mark] = _trial(sweep, point, number, folder, values, environ)
+            own = folder / TASKS / str(number)
+            before: Any = load(sweep.run, thaw(values), environ=environ).config
+            table: Any = get_at(before, kind.trainer)
+            inside = {"run_path": "run", "ckpt_path": "checkpoints", "export_path": "exports"}
+            written = {name: str(own / inside[name]) for name in inside if name in fields_of(type(table))}
+            if names_a_service(table):
+                written["run_name"] = f"{sweep.name}-{number}"
+            placed = {kind.path(name): value for name, value in written.items()}
+            composed = compose(sweep.run, thaw({**values, **placed}), environ=environ)
+            trials[mark] = SweepTrial(
+                number=number,
+                point=dict(point),
+                folder=own,
+                run=composed.config,
+                text=kept_text(composed.written, composed.origins),
+                seed_field=kind.path("seed"),
+            )
         except ConfigError as error:
-            placed = [_place_in_table(problem, sweep, kind.path("seed")) for problem in error.problems]
-            problems += [problem for problem in placed if problem not in problems]
+            found = [_place_in_table(problem, sweep, kind.path("seed")) for problem in error.problems]
+            problems += [problem for problem in found if problem not in problems]
     if problems:
         raise ConfigError(problems, title="This sweep cannot start")
     return Trials(folder=folder, trials=tuple(trials.values()), twice=tuple(twice))
@@ -121,35 +133,6 @@ def _place_in_table(problem: Problem, sweep: SweepConfig, seed_field: str) -> Pr
         if any(problem.path == path or problem.path.startswith(f"{path}.") for path in paths):
             return evolve(problem, location=f"{name} of the sweep")
     return problem
-
-
-def _trial(
-    sweep: SweepConfig,
-    point: Point,
-    number: int,
-    folder: Path,
-    values: Mapping[str, Any],
-    environ: Mapping[str, str],
-) -> SweepTrial:
-    own = folder / TASKS / str(number)
-    before = load(sweep.run, thaw(dict(values)), environ=environ).config
-    kind = kind_of(before)
-    subfolders = {"run_path": "run", "ckpt_path": "checkpoints", "export_path": "exports"}
-    table: Any = get_at(before, kind.trainer)
-    folders = {name: str(own / inside) for name, inside in subfolders.items() if name in fields_of(type(table))}
-    if names_a_service(table):
-        folders["run_name"] = f"{sweep.name}-{number}"
-    composed = compose(
-        sweep.run, thaw({**values, **{kind.path(name): value for name, value in folders.items()}}), environ=environ
-    )
-    return SweepTrial(
-        number=number,
-        point=dict(point),
-        folder=own,
-        run=composed.config,
-        text=kept_text(composed.written, composed.origins),
-        seed_field=kind.path("seed"),
-    )
 
 
 def spelled(point: Point) -> str:

@@ -1,4 +1,5 @@
-"""Compares two records of one step, quantity by quantity, and locates the first difference in each.
+"""Compares two records of one step, quantity by quantity, and locates the first difference in each; and finds where two
+runs diverge: the first step that differs, and within it the first token, tensor or key.
 
 Quantities are compared in the order in which a step computes them:
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -18,9 +20,15 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from skyrl.config.loading.code_digests import changed_code, stored_digests
+from skyrl.errors import UserError
+from skyrl.runs.run_folder import RunFolder
+from skyrl.runs.stored_runs import stored_run
+from skyrl.tracking.metric_table import depends_on_machine
 from skyrl.tracking.recording import Computed, Update
 from skyrl.training.step_trace import STAGES
 from skyrl.trajectory import Trajectory, TrajectoryGroup
+from skyrl.tree import differences
 
 _GRADIENT = "grad_norm"
 
@@ -46,13 +54,11 @@ def differences_of_samples(one: Sequence[TrajectoryGroup], other: Sequence[Traje
         return
     pairs = list(zip(one, other, strict=True))
     for name in ("id", "token_ids", "env_class", "data_source", "messages", "extras"):
-        yield from _first_difference(
-            ("data order" if name == "id" else "prompts"),
-            (
-                (f"group {number}, {name.replace('_', ' ')}", getattr(a.prompt, name), getattr(b.prompt, name))
-                for number, (a, b) in enumerate(pairs)
-            ),
+        values = (
+            (f"group {number}, {name.replace('_', ' ')}", getattr(a.prompt, name), getattr(b.prompt, name))
+            for number, (a, b) in enumerate(pairs)
         )
+        yield from _first_difference("data order" if name == "id" else "prompts", values)
     yield from _first_difference(
         "samples",
         ((f"group {n}, number of samples", len(a.trajectories), len(b.trajectories)) for n, (a, b) in enumerate(pairs)),
@@ -68,9 +74,8 @@ def differences_of_samples(one: Sequence[TrajectoryGroup], other: Sequence[Traje
             yield from _first_difference(
                 quantity, ((row, getattr(x, part.name), getattr(y, part.name)) for row, x, y in rows), per_token=True
             )
-    yield from _first_difference(
-        "baselines", ((f"group {number}", a.baseline, b.baseline) for number, (a, b) in enumerate(pairs))
-    )
+    baselines = ((f"group {number}", a.baseline, b.baseline) for number, (a, b) in enumerate(pairs))
+    yield from _first_difference("baselines", baselines)
 
 
 _PARTS = {
@@ -118,8 +123,9 @@ def _tensor_differences(
 def _update_differences(one: Sequence[Update], other: Sequence[Update]) -> Iterator[Difference]:
     """For each learner, the first differing update in its losses, in its gradient norm and in its other metrics."""
     for learner in dict.fromkeys(update.learner for update in (*one, *other)):
-        pairs = list(zip_longest(*(_metrics_of(learner, updates) for updates in (one, other)), fillvalue={}))
-        names = dict.fromkeys(name for pair in pairs for metrics in pair for name in metrics)
+        metrics = ([update.metrics for update in updates if update.learner == learner] for updates in (one, other))
+        pairs = list(zip_longest(*metrics, fillvalue={}))
+        names = dict.fromkeys(name for pair in pairs for entries in pair for name in entries)
         for quantity, chosen in (
             ("loss", [name for name in names if "loss" in name]),
             (_GRADIENT, [_GRADIENT]),
@@ -133,10 +139,6 @@ def _update_differences(one: Sequence[Update], other: Sequence[Update]) -> Itera
                     for name in chosen
                 ),
             )
-
-
-def _metrics_of(learner: str, updates: Sequence[Update]) -> list[Mapping[str, float]]:
-    return [update.metrics for update in updates if update.learner == learner]
 
 
 def _name_differences(quantity: str, one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Difference]:
@@ -157,19 +159,15 @@ def _first_difference(
         if per_token and isinstance(one, tuple) and isinstance(other, tuple):
             entries = list(zip_longest(one, other, fillvalue=_NOTHING))
             index, (a, b) = next((index, pair) for index, pair in enumerate(entries) if not _is_same(*pair))
-            yield Difference(
-                quantity, f"{where}, token {index}" if _is_token(a, b) else where, _display_value(a), _display_value(b)
-            )
+            is_token = all(isinstance(item, (int, float)) or item is _NOTHING for item in (a, b))
+            place = f"{where}, token {index}" if is_token else where
+            yield Difference(quantity, place, _display_value(a), _display_value(b))
         else:
             yield Difference(quantity, where, _display_value(one), _display_value(other))
         return
 
 
 _NOTHING = "nothing"
-
-
-def _is_token(one: object, other: object) -> bool:
-    return all(isinstance(item, (int, float)) or item is _NOTHING for item in (one, other))
 
 
 def _is_same(one: object, other: object) -> bool:
@@ -187,3 +185,73 @@ def _number(value: Tensor) -> str:
 def _display_value(value: object) -> str:
     text = repr(value) if value is not _NOTHING else _NOTHING
     return text if len(text) <= 100 else text[:97] + "..."
+
+
+@frozen(kw_only=True)
+class Parting:
+    """Result of comparing two runs: the steps in common, and the first differences."""
+
+    configuration: dict[str, tuple[Any, Any]]
+    """Fields that differ and affect a run's numbers -> both values."""
+
+    code: dict[str, tuple[str | None, str | None]]
+    """Files of the runs' own code that differ -> both digests. See `skyrl.config.loading.code_digests`."""
+
+    compared: tuple[int, ...]
+    """Steps that were compared, up to the first that differs."""
+
+    recorded: bool
+    """Whether both runs have recordings. Otherwise only their metrics are compared, which is less precise."""
+
+    differences: tuple[Difference, ...]
+    """Differences in the first step that differs, in the order of the step's stages."""
+
+    only_in_one: tuple[int, ...]
+    """Steps that only one of the runs has."""
+
+
+def bisect(one: Path, other: Path) -> Parting:
+    """Compare two runs by their folders. Raises `UserError` for a folder that is not a run's and for runs of different
+    kinds, and `DataError` for a damaged recording.
+    """
+    runs = stored_run(one), stored_run(other)
+    if type(runs[0]) is not type(runs[1]):
+        raise UserError(f"the runs differ in kind: {one} has kind = {runs[0].kind}, {other} has kind = {runs[1].kind}")
+    changed = differences(*runs, roles=("identity", "numerics"))
+    folders = RunFolder(one), RunFolder(other)
+    recorded = all(folder.recording().steps() for folder in folders)
+    metrics = () if recorded else tuple(map(_metrics, folders))
+    steps_of = [set(metric) for metric in metrics or (folder.recording().steps() for folder in folders)]
+    compared: list[int] = []
+    result: tuple[Difference, ...] = ()
+    for step in sorted(steps_of[0] & steps_of[1]):
+        compared.append(step)
+        if recorded:
+            first, second = (folder.recording() for folder in folders)
+            groups = first.sampled(step).groups
+            samples = differences_of_samples(groups, second.sampled(step).groups)
+            result = *samples, *differences_of_computing(first.computed(step), second.computed(step), groups)
+        else:
+            before, after = (run[step] for run in metrics)
+            result = tuple(
+                Difference("metrics", name, repr(before.get(name)), repr(after.get(name)))
+                for name in dict.fromkeys([*before, *after])
+                if before.get(name) != after.get(name)
+            )
+        if result:
+            break
+    return Parting(
+        configuration=changed,
+        code=changed_code(stored_digests(str(one)), stored_digests(str(other))),
+        compared=tuple(compared),
+        recorded=recorded,
+        differences=result,
+        only_in_one=tuple(sorted(steps_of[0] ^ steps_of[1])),
+    )
+
+
+def _metrics(folder: RunFolder) -> dict[int, dict[str, Any]]:
+    return {
+        record["step"]: {name: value for name, value in record.items() if not depends_on_machine(name)}
+        for record in folder.metrics.read()
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from torch import Tensor
@@ -13,7 +13,7 @@ from skyrl.errors import ResumeError, UserError
 from skyrl.experiments.exports import export_of, policy_export
 from skyrl.models.lora import adapter_alone, merge_adapters
 from skyrl.models.saving.storing import AdapterExport
-from skyrl.runs.stored_runs import Run, checkpoints_of, place_of, run_of
+from skyrl.runs.stored_runs import checkpoints_of, place_of, run_of
 from skyrl.tree import required
 
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.bin", "*.py", "README.md")
@@ -38,42 +38,32 @@ def export(
     `UserError` for the adapter of a run without one, and `RunError` if writing to the disk fails.
     """
     store = CheckpointStore(checkpoints or checkpoints_of(str(run)))
-    saved = _saved(store, step)
+    steps = store.steps()
+    if not steps:
+        raise ResumeError(
+            f"there is no checkpoint in {store.folder}: pass the folder of the run's checkpoints with --checkpoints"
+        )
+    saved = steps[-1] if step is None else step
+    if saved not in steps:
+        available = ", ".join(map(str, steps))
+        raise ResumeError(f"there is no checkpoint of step {saved} in {store.folder}; available steps: {available}")
     checkpoint = store.load(saved)
     config = run_of(checkpoint.config, f"the checkpoint of step {saved}")
     kind = kind_of(config)
-    lora = kind.trained.section(config).model.lora
+    section = kind.trained.section(config)
+    lora, like = section.model.lora, required(section.model.path, "the path of the model")
     if adapter and not lora.rank:
         raise UserError(f"{run} trained all weights ({kind.model}.lora.rank = 0): it has no adapter")
     name = "adapter" if adapter else kind.trained.exported_as
     folder = to or Path(place_of(config.trainer.folder("export_path"), run, config)) / f"global_step_{saved}" / name
     weights = _weights(checkpoint, kind.trained.stored_as)
     if adapter:
-        _exporter(config, folder, adapter=True)(adapter_alone(weights))
+        AdapterExport(like=like, lora=lora, folder=folder)(adapter_alone(weights))
+    elif samples_rollouts(config):
+        policy_export(config.trainer, section, folder)(merge_adapters(weights, lora))
     else:
-        _exporter(config, folder)(merge_adapters(weights, lora))
+        export_of(config, folder)(merge_adapters(weights, lora))
     return saved, folder
-
-
-def _exporter(config: Run, folder: Path, *, adapter: bool = False) -> Callable[[Iterator[tuple[str, Tensor]]], None]:
-    section = kind_of(config).trained.section(config)
-    model = section.model
-    like = required(model.path, "the path of the model")
-    if adapter:
-        return AdapterExport(like=like, lora=model.lora, folder=folder)
-    return policy_export(config.trainer, section, folder) if samples_rollouts(config) else export_of(config, folder)
-
-
-def _saved(store: CheckpointStore, step: int | None) -> int:
-    steps = store.steps()
-    if not steps:
-        raise ResumeError(
-            f"there is no checkpoint in {store.folder}: pass the folder of the run's checkpoints with --checkpoints"
-        )
-    if step is not None and step not in steps:
-        available = ", ".join(map(str, steps))
-        raise ResumeError(f"there is no checkpoint of step {step} in {store.folder}; available steps: {available}")
-    return steps[-1] if step is None else step
 
 
 def _weights(checkpoint: Checkpoint, role: str) -> Iterator[tuple[str, Tensor]]:

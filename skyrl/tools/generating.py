@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from skyrl.config import InferenceEngineConfig
+from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.engine_backends import backend_of
-from skyrl.config.settings.generator import SamplingParams
 from skyrl.data.stored_distributions import IDS, LOGPROBS, DistributionsFile
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.experiments.sampling import read_prompts
@@ -40,8 +39,7 @@ def generate(target: Target, sampling: StandaloneSampling, *, top_logprobs: int 
     """
     run = sampling.cfg
     if top_logprobs:
-        _refuse_changed_distributions(required(run.generator.eval_sampling_params, _SAMPLING))
-        _refuse_too_many(run.generator.inference_engine, top_logprobs, len(sampling.tokenizer))
+        _refuse_distributions(run, top_logprobs, len(sampling.tokenizer))
     rows = read_prompts(run, run.data.val_data, sampling.tokenizer, env_class=NO_ENVIRONMENT).prompts
     lines, size = JsonLines(sampling.folder.path / ANSWERS), run.trainer.eval_batch_size
 
@@ -117,19 +115,11 @@ def _taught(prompt: Prompt, number: int, completion: Completion) -> dict[str, An
     }
 
 
-def _refuse_too_many(engine: InferenceEngineConfig, count: int, vocabulary: int) -> None:
-    """Raises `UserError` for more tokens than there are, and `ConfigError` for more than the engine reports."""
-    if count > vocabulary:
-        raise UserError(f"--top-logprobs {count}: the tokenizer has {vocabulary} tokens")
-    most = engine.engine_init_kwargs.get("max_logprobs", backend_of(engine).max_logprobs)
-    if most is not None and count > most:
-        path = "generator.inference_engine.engine_init_kwargs.max_logprobs"
-        message = f"the engine reports {most} log-probabilities at most, and --top-logprobs asks for {count}"
-        raise ConfigError([Problem(path=path, message=message, hint=f"set it to {count}")])
-
-
-def _refuse_changed_distributions(sampling: SamplingParams) -> None:
-    """Raises `ConfigError` for settings that change the probabilities which engines report."""
+def _refuse_distributions(run: SkyRLTrainConfig, count: int, vocabulary: int) -> None:
+    """Raises `ConfigError` for settings that change the probabilities which engines report, `UserError` for more tokens
+    than there are, and `ConfigError` for more than the engine reports.
+    """
+    sampling = required(run.generator.eval_sampling_params, _SAMPLING)
     unchanged = {"temperature": 1.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "min_new_tokens": 0}
     problems = [
         Problem(
@@ -142,3 +132,11 @@ def _refuse_changed_distributions(sampling: SamplingParams) -> None:
     ]
     if problems:
         raise ConfigError(problems)
+    engine = run.generator.inference_engine
+    if count > vocabulary:
+        raise UserError(f"--top-logprobs {count}: the tokenizer has {vocabulary} tokens")
+    most = engine.engine_init_kwargs.get("max_logprobs", backend_of(engine).max_logprobs)
+    if most is not None and count > most:
+        path = "generator.inference_engine.engine_init_kwargs.max_logprobs"
+        message = f"the engine reports {most} log-probabilities at most, and --top-logprobs asks for {count}"
+        raise ConfigError([Problem(path=path, message=message, hint=f"set it to {count}")])

@@ -5,8 +5,7 @@ Only the model's configuration is read; a small copy of it is tried (`learners/r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from transformers import PretrainedConfig
 
@@ -17,22 +16,28 @@ from skyrl.learners.row_support import RowSupport, differences, row_support
 from skyrl.models.attention.segment_attention import SEGMENTS, sees_whole_rows
 from skyrl.models.files.loading import load_config
 from skyrl.models.megatron.layout import ARCHITECTURES
-from skyrl.tree import FrozenDict
 
 
-def model_report(
-    path: str, *, longest: int | None = None, attention: str = "sdpa", overrides: Mapping[str, Any] = FrozenDict()
-) -> Iterator[str]:
+def model_report(path: str, *, longest: int | None) -> Iterator[str]:
     """Lines about the model at `path`, a folder or hub name, in runs whose longest row has `longest` tokens. Raises
     `ModelError` for a model that cannot be trained.
     """
-    config = load_config(path, {**overrides, LONGEST_ROW: longest})
+    config = load_config(path, {LONGEST_ROW: longest})
     yield f"{path}: {config.model_type}{_bounds(config)}"
-    rows = row_support(config, attention, pack=True, share_prompts=True)
-    yield f"  rows      {rows.reason.partition(': rows run ')[2] or _exactness(config, rows)}"
-    yield f"  engine    {_engine(config, attention)}"
+    rows = row_support(config, "sdpa", pack=True, share_prompts=True)
+    if not (layout := rows.reason.partition(": rows run ")[2]):
+        tried = "sdpa" if rows.attention == SEGMENTS else rows.attention
+        result = next(differences(config, tried, pack=rows.pack, share_prompts=rows.share_prompts))
+        layout = f"packed with shared prompts, within {result.nats:.1g} nats of each row alone in a small copy"
+    yield f"  rows      {layout}"
+    try:
+        support = sampling_support(config, "sdpa")
+        engine = f"attention {support.attention}" + (f": {support.reason}" if support.reason else "")
+    except ModelError as error:
+        engine = f"refused: {error}"
+    yield f"  engine    {engine}"
     # Short and long runs may have other rotary embeddings.
-    short, long = (load_config(path, {**overrides, LONGEST_ROW: length}) for length in (1, None))
+    short, long = (load_config(path, {LONGEST_ROW: length}) for length in (1, None))
     if short.to_dict() != long.to_dict():
         rows_of = "as long as its positions" if longest is None else f"of {longest} tokens"
         yield f"  rotation  one set in all of a run, by trainer.longest_row; here for rows {rows_of}"
@@ -54,20 +59,6 @@ def _bounds(config: PretrainedConfig) -> str:
     kinds = dict.fromkeys(getattr(text, "layer_types", None) or [])
     layers = [" and ".join(kinds).replace("_", " ")] if len(kinds) > 1 else []
     return "".join(f", {item}" for item in (*layers, *bounds))
-
-
-def _exactness(config: PretrainedConfig, rows: RowSupport) -> str:
-    attention = "sdpa" if rows.attention == SEGMENTS else rows.attention
-    result = next(differences(config, attention, pack=rows.pack, share_prompts=rows.share_prompts))
-    return f"packed with shared prompts, within {result.nats:.1g} nats of each row alone in a small copy"
-
-
-def _engine(config: PretrainedConfig, attention: str) -> str:
-    try:
-        support = sampling_support(config, attention)
-    except ModelError as error:
-        return f"refused: {error}"
-    return f"attention {support.attention}" + (f": {support.reason}" if support.reason else "")
 
 
 def _settings(config: PretrainedConfig, rows: RowSupport) -> Iterator[str]:

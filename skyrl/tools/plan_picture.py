@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
@@ -20,9 +20,8 @@ def pictures_in(folders: Iterable[Path]) -> tuple[dict[Path, str], dict[Path, in
     out.
     """
     plans = {folder: plan for folder in folders if (plan := plan_in(folder))}
-    return {folder: picture(plan) for folder, plan in plans.items()}, {
-        folder: plan["gpus"] for folder, plan in plans.items()
-    }
+    gpus = {folder: plan["gpus"] for folder, plan in plans.items()}
+    return {folder: picture(plan) for folder, plan in plans.items()}, gpus
 
 
 def picture(plan: Plan) -> str:
@@ -40,7 +39,11 @@ def picture(plan: Plan) -> str:
 
 def _draw_nodes(root: Element, plan: Plan, top: int) -> int:
     """Draw one row of GPUs or slots for each node, with their processes. Returns the y below."""
-    processes_by_gpu, slot = _processes_by_gpu(plan), "GPU" if plan["gpus"] else "slot"
+    slot = "GPU" if plan["gpus"] else "slot"
+    processes_by_gpu: dict[tuple[int, int], list[tuple[str, int]]] = {}
+    for seat in plan["seats"]:
+        for node, gpu in seat["places"]:
+            processes_by_gpu.setdefault((node, gpu), []).append((seat["role"], seat["rank"]))
     placement = placement_text(plan) if not plan["gpus"] and plan["executor"] == "in_process" else ""
     roles = list(dict.fromkeys(seat["role"] for seat in plan["seats"]))
     width = min(200, (WIDTH - _EDGE - 90) // plan["slots_per_node"])
@@ -63,15 +66,6 @@ def _draw_nodes(root: Element, plan: Plan, top: int) -> int:
     return top
 
 
-def _processes_by_gpu(plan: Plan) -> dict[tuple[int, int], list[tuple[str, int]]]:
-    """(node, GPU) -> (role, rank) of its processes."""
-    processes: dict[tuple[int, int], list[tuple[str, int]]] = {}
-    for seat in plan["seats"]:
-        for node, gpu in seat["places"]:
-            processes.setdefault((node, gpu), []).append((seat["role"], seat["rank"]))
-    return processes
-
-
 def _draw_memory(root: Element, plan: Plan, top: int) -> int:
     """Draw one bar for each phase, divided by use of the memory. Returns the y below."""
     memory = plan["memory"]
@@ -79,13 +73,8 @@ def _draw_memory(root: Element, plan: Plan, top: int) -> int:
     if phases is None:
         _write(root, _EDGE, top + 24, f"memory: {memory['why']}")
         return top + 24
-    _write(
-        root,
-        _EDGE,
-        top + 24,
-        f"estimated memory of one {'GPU' if plan['gpus'] else 'process'} in each phase",
-        bold=True,
-    )
+    unit = "GPU" if plan["gpus"] else "process"
+    _write(root, _EDGE, top + 24, f"estimated memory of one {unit} in each phase", bold=True)
     top += 36
     parts = list(dict.fromkeys(part for phase in phases for part in phase["parts"]))
     limit = memory["usable_bytes"]
@@ -93,9 +82,13 @@ def _draw_memory(root: Element, plan: Plan, top: int) -> int:
     scale = room / max([limit or 1, *(phase["bytes"] for phase in phases)])
     for phase in phases:
         _write(root, _EDGE, top + 13, f"{phase['name']} ({phase['role']})")
-        for name, left, width in _stretches(phase["parts"], scale):
-            bar = _box(root, _LABEL + left, top, width, _LINE - 2, _COLORS[parts.index(name) % len(_COLORS)])
-            SubElement(bar, "title").text = f"{name}: {_size(phase['parts'][name])}"
+        left = 0.0
+        for name, size in phase["parts"].items():
+            if size > 0:
+                color = _COLORS[parts.index(name) % len(_COLORS)]
+                bar = _box(root, _LABEL + left, top, size * scale, _LINE - 2, color)
+                SubElement(bar, "title").text = f"{name}: {_size(size)}"
+                left += size * scale
         _write(root, _LABEL + room + 12, top + 13, _size(phase["bytes"]))
         top += _LINE + 4
     if limit is not None:
@@ -105,15 +98,6 @@ def _draw_memory(root: Element, plan: Plan, top: int) -> int:
         _write(root, _LABEL, top + 14, f"red: limit, {_size(limit)} of a {memory['gpu_kind']}", color="#cc0000")
         top += 22
     return _legend(root, parts, top + 8)
-
-
-def _stretches(parts: Mapping[str, int], scale: float) -> Iterator[tuple[str, float, float]]:
-    """Name, left edge and width of each part that takes any memory."""
-    left = 0.0
-    for name, size in parts.items():
-        if size > 0:
-            yield name, left, size * scale
-            left += size * scale
 
 
 def _legend(root: Element, parts: Sequence[str], top: int) -> int:
@@ -132,9 +116,8 @@ def _size(number: int) -> str:
 
 def _box(root: Element, x: float, y: float, width: float, height: float, fill: str, stroke: str = "none") -> Element:
     sizes = {"x": x, "y": y, "width": max(0, width), "height": height}
-    return SubElement(
-        root, "rect", {**{name: str(round(value, 1)) for name, value in sizes.items()}, "fill": fill, "stroke": stroke}
-    )
+    rounded = {name: str(round(value, 1)) for name, value in sizes.items()}
+    return SubElement(root, "rect", {**rounded, "fill": fill, "stroke": stroke})
 
 
 def _write(

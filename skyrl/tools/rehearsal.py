@@ -113,9 +113,8 @@ class Rehearsal:
             yield Finding("GPUs", "not tried", f"CUDA kernels, memory and {run.trainer.strategy} on several ranks")
         engine = run.generator.inference_engine
         if not backend_of(engine).is_embedded:
-            yield Finding(
-                "engines", "not tried", f"{engine.backend}, and weight transfer by {engine.weight_sync_backend}"
-            )
+            text = f"{engine.backend}, and weight transfer by {engine.weight_sync_backend}"
+            yield Finding("engines", "not tried", text)
 
     def _small(self) -> tuple[dict[str, Any], list[Finding]]:
         """Changes that fold the run, with miniature models and few evaluation rows, and findings that describe them."""
@@ -134,7 +133,11 @@ class Rehearsal:
             changes |= {"trainer.teacher.endpoint.url": None, "trainer.teacher.endpoint.sources": {}}
             findings.append(Finding("served teachers", "not tried", "a small one in the run takes their place"))
         if evaluates(run.trainer):
-            changes["data.val_data"] = self._few_rows(run.data.val_data)
+            files = [self.folder / f"evaluation-{number}.jsonl" for number in range(len(run.data.val_data))]
+            for file, source in zip(files, run.data.val_data, strict=True):
+                rows = islice((row for row in iterate_rows(source) if not isinstance(row, BadRow)), EVALUATED)
+                file.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows), encoding="utf-8")
+            changes["data.val_data"] = tuple(map(str, files))
             findings.append(Finding("data", "folded", f"{EVALUATED} rows of each evaluation source"))
         findings += [Finding("layout", "folded", line) for line in folded_lines(run, changes)]
         return changes | self._places(), findings
@@ -152,34 +155,19 @@ class Rehearsal:
 
     def _places(self) -> dict[str, Any]:
         """Folders of the folded run, and a short schedule with a checkpoint and an evaluation after each step."""
-        folders = {
-            "run_path": "run",
-            "ckpt_path": "run/checkpoints",
-            "export_path": "run/exports",
-            "log_path": "run/logs",
+        run = self.folder / "run"
+        places = {
+            "trainer.run_path": str(run),
+            "trainer.ckpt_path": str(run / "checkpoints"),
+            "trainer.export_path": str(run / "exports"),
+            "trainer.log_path": str(run / "logs"),
+            "trainer.ckpt_interval": "1",
+            "trainer.epochs": LAST_STEP,
+            "trainer.resume_mode": "latest",
+            "trainer.resume_path": None,
+            "trainer.recover_mode": default_at(SkyRLTrainConfig, "trainer.recover_mode"),  # resume_mode decides
         }
-        schedule: dict[str, Any] = {
-            "ckpt_interval": "1",
-            "epochs": LAST_STEP,
-            "resume_mode": "latest",
-            "resume_path": None,
-        }
-        schedule["recover_mode"] = default_at(SkyRLTrainConfig, "trainer.recover_mode")  # resume_mode decides
-        if evaluates(self.run.trainer):
-            schedule["eval_interval"] = "1"
-        return {f"trainer.{name}": str(self.folder / folder) for name, folder in folders.items()} | {
-            f"trainer.{name}": value for name, value in schedule.items()
-        }
-
-    def _few_rows(self, sources: Sequence[str]) -> tuple[str, ...]:
-        """Write files with the first rows of each source. Returns their paths."""
-        files = []
-        for number, source in enumerate(sources):
-            rows = islice((row for row in iterate_rows(source) if not isinstance(row, BadRow)), EVALUATED)
-            file = self.folder / f"evaluation-{number}.jsonl"
-            file.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows), encoding="utf-8")
-            files.append(str(file))
-        return tuple(files)
+        return places | ({"trainer.eval_interval": "1"} if evaluates(self.run.trainer) else {})
 
     def _folded_file(self, changes: dict[str, Any]) -> tuple[Path, list[Finding]]:
         """Write the folded run to a file. A setting that is invalid for one process on a CPU is reset to its default
@@ -188,14 +176,19 @@ class Rehearsal:
         findings: list[Finding] = []
         while True:
             try:
-                words = [*self.words, *(_word(*item) for item in changes.items())]
-                composed = compose(self.files, words, environ=os.environ)
+                settings = (
+                    f"{path}={value if isinstance(value, str) else json.dumps(value)}"
+                    for path, value in changes.items()
+                )
+                composed = compose(self.files, [*self.words, *settings], environ=os.environ)
             except ConfigError as error:
                 path, message = error.problems[0].path, error.problems[0].message
-                default = _default(path)
-                if path in changes or default is _NONE:
+                if path in changes:
                     raise
-                changes[path] = default
+                try:
+                    changes[path] = default_at(SkyRLTrainConfig, path)
+                except (AttributeError, KeyError, ValueError):  # it is no field
+                    raise error from None
                 findings.append(Finding("folding", "not tried", f"{path}: {message}"))
             else:
                 file = self.folder / "folded.toml"
@@ -209,7 +202,11 @@ class Rehearsal:
             yield Finding("training", "failed", failure)
             return
         yield from _metric_findings(self.folder / "run" / "metrics.jsonl")
-        failure = self._killed(file) or self._run(file, LAST_STEP) or self._steps_twice()
+        failure = self._killed(file) or self._run(file, LAST_STEP)
+        if failure is None:
+            steps = [step for step, _ in _records(self.folder / "run" / "metrics.jsonl")]
+            expected = list(range(1, LAST_STEP + 1))
+            failure = None if steps == expected else f"the metrics have steps {steps}, expected {expected}"
         text = f"killed after step {KILLED_AT}, resumed to step {LAST_STEP}"
         yield Finding("resume", "failed" if failure else "passed", failure or text)
         if failure is None:
@@ -261,19 +258,12 @@ class Rehearsal:
             return None
         return f"there is no checkpoint of step {KILLED_AT}; the run's last output:\n{self._output_tail()}"
 
-    def _steps_twice(self) -> str | None:
-        steps = [step for step, _ in _records(self.folder / "run" / "metrics.jsonl")]
-        expected = list(range(1, LAST_STEP + 1))
-        return None if steps == expected else f"the metrics have steps {steps}, expected {expected}"
-
 
 def _metric_findings(metrics: Path) -> Iterator[Finding]:
     """Findings of a successful run, from its metrics."""
     records = _records(metrics)
-    trained = dict(records)
-    yield Finding(
-        "training", "passed", f"{len(trained)} steps: generation, environment, scoring, update, weight transfer"
-    )
+    phases = "generation, environment, scoring, update, weight transfer"
+    yield Finding("training", "passed", f"{len(dict(records))} steps: {phases}")
     failures = sum(int(record.get("rollout/failures", 0)) for _, record in records)
     if failures:
         yield Finding("environment", "failed", f"{failures} trajectory attempts failed in the environment")
@@ -288,21 +278,6 @@ def _records(metrics: Path) -> list[tuple[int, dict[str, Any]]]:
     """Training step and metrics of each record that belongs to a step."""
     records = [record for record in JsonLines(metrics).read() if record.get("step")]
     return [(int(record["step"]), dict(record)) for record in records]
-
-
-_NONE = object()
-
-
-def _default(path: str) -> object:
-    """The default of a field; `_NONE` if the field does not exist."""
-    try:
-        return default_at(SkyRLTrainConfig, path)
-    except (AttributeError, KeyError, ValueError):
-        return _NONE
-
-
-def _word(path: str, value: object) -> str:
-    return f"{path}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

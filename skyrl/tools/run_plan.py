@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import chdir
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -22,12 +23,19 @@ from skyrl.config.derive.sizes import (
     sizes_of,
     work_of,
 )
+from skyrl.config.estimates.memory import (
+    FITS_WITHIN,
+    local_shape,
+    models_of_estimated_sizes,
+    models_without_packing,
+    models_without_sizes,
+    phases_of,
+)
+from skyrl.config.estimates.memory_fit import described, verdict_of
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import SkyRLError, UserError
 from skyrl.planning.layout import ClusterNode, NoRoom, assign, counted, layout, on_machines
-from skyrl.tools.memory_estimate import memory_of
-
-if TYPE_CHECKING:
-    from skyrl.config import SkyRLTrainConfig
+from skyrl.planning.model_shape import ModelShape
 
 Plan = Mapping[str, Any]
 """The plan as `skyrl plan --json` prints it."""
@@ -63,6 +71,7 @@ def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
         raise UserError(message) from None
     locations = on_machines(laid, machines)
     prompts, samples = run.trainer.train_batch_size, run.generator.n_samples_per_prompt
+    engines, sizes_of_engines = engines_of(run), ("number", "gpus", "tensor", "pipeline", "data")
     placements = [
         {
             "role": placed.role,
@@ -92,16 +101,10 @@ def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
             for pool in laid.pools
         ],
         "models": [_model(run, model) for model in sizes.models],
-        "engines": _engines(run),
+        "engines": None if engines is None else {name: getattr(engines, name) for name in sizes_of_engines},
         "seats": placements,
         "memory": memory_of(run),
     }
-
-
-def _engines(run: SkyRLTrainConfig) -> dict[str, int] | None:
-    engines = engines_of(run)
-    names = ("number", "gpus", "tensor", "pipeline", "data")
-    return None if engines is None else {name: getattr(engines, name) for name in names}
 
 
 def _model(run: SkyRLTrainConfig, model: Model) -> dict[str, Any]:
@@ -109,6 +112,8 @@ def _model(run: SkyRLTrainConfig, model: Model) -> dict[str, Any]:
     trainer, work, degrees = run.trainer, work_of(run, model), degrees_of(run, model)
     dimensions = ("pipeline", "context", "sequence", "tensor", "expert")
     tokens = trainer.max_tokens_per_microbatch if trainer.max_tokens_per_microbatch > 0 else None
+    # Null for passes that are bounded by tokens: their number depends on the answers.
+    unknown = ("micro_batches", "gradient_accumulation", "scoring_micro_batches", "micro_batch_size")
     return {
         "role": model,
         "ranks": grid_of(run, model).ranks,
@@ -119,15 +124,9 @@ def _model(run: SkyRLTrainConfig, model: Model) -> dict[str, Any]:
         "gradient_accumulation": work.micro_batches,
         "micro_batch_size": trainer.micro_train_batch_size_per_gpu if work.optimizer_steps else 0,
         "scoring_micro_batch_size": trainer.micro_forward_batch_size_per_gpu,
-        **(_BY_TOKENS if tokens else {}),
+        **(dict.fromkeys((*unknown, "scoring_micro_batch_size")) if tokens else {}),
         "tokens_per_micro_batch": tokens,
     }
-
-
-_BY_TOKENS = dict.fromkeys(
-    ("micro_batches", "gradient_accumulation", "scoring_micro_batches", "micro_batch_size", "scoring_micro_batch_size")
-)
-"""Null for passes that are bounded by tokens: their number depends on the answers."""
 
 
 def plan_in(folder: Path) -> Plan | None:
@@ -143,3 +142,67 @@ def plan_in(folder: Path) -> Plan | None:
         return None
     with chdir(started_in(folder, run)):  # where the models lie whose sizes the plan needs
         return plan_of(run)
+
+
+def memory_of(run: SkyRLTrainConfig) -> dict[str, Any]:
+    """The estimate as `skyrl plan --json` prints it; all sizes in bytes."""
+    phases = phases_of(run, known_shape_of)
+    if phases is None:
+        unknown = ", ".join(models_without_sizes(run, known_shape_of))
+        reason = f"the sizes of {unknown} are unknown: use a folder with its config.json, or download it"
+        return {"phases": None, "why": reason}
+    verdict = verdict_of(run, known_shape_of)
+    return {
+        "phases": [
+            {
+                "name": phase.name,
+                "role": phase.role,
+                "bytes": phase.bytes,
+                "parts": dict(phase.parts),
+                "host": phase.host,
+                "settings": list(phase.settings),
+            }
+            for phase in phases
+        ],
+        "estimated": list(models_of_estimated_sizes(run, known_shape_of)),
+        "unpacked": list(models_without_packing(run, known_shape_of)),
+        "gpu_kind": run.trainer.placement.gpu_kind,
+        "gpu_bytes": None if verdict is None else verdict.memory,
+        "usable_bytes": None if verdict is None else round(verdict.memory * FITS_WITHIN),
+        "fits": None if verdict is None else verdict.fits,
+        "sequences_in_cache": None if verdict is None else verdict.cache_holds,
+        "why": None if verdict is None or verdict.fits else described(verdict),
+        "binding": None if verdict is None or not verdict.over else list(verdict.over[0].settings),
+        "nearest": None if verdict is None or verdict.nearest is None else dict(verdict.nearest),
+    }
+
+
+def known_shape_of(path: str) -> ModelShape | None:
+    """Sizes of a model from its folder, from the table of known models, or from a copy in the hub's cache. Layers that
+    are not those of a Llama or Mixtral are counted and tried, if transformers is installed.
+    """
+    from skyrl.hub import HUB_NAME, cached_folder
+
+    folder = path if Path(path).expanduser().is_dir() else None
+    if folder is None and local_shape(path) is None and HUB_NAME.fullmatch(path):
+        cached = cached_folder(path)
+        folder = None if cached is None else str(cached)
+    shape = local_shape(folder or path)
+    return shape if folder is None or (shape and not shape.is_estimated) else _counted(Path(folder).resolve()) or shape
+
+
+@cache
+def _counted(folder: Path) -> ModelShape | None:
+    """The model's weights as its modules have them, and what its rows can do; None if that cannot be found out."""
+    try:
+        from skyrl.learners.row_support import row_support
+        from skyrl.models.files.loading import load_config
+        from skyrl.models.files.meta_model import counted_shape
+    except ImportError:
+        return None
+    try:
+        config = load_config(str(folder), {})
+        rows = row_support(config, "sdpa", pack=True, share_prompts=True)
+        return attrs.evolve(counted_shape(config), packs=rows.pack, shares_prompts=rows.share_prompts)
+    except Exception:  # noqa: BLE001 - whatever transformers raises: the sizes are estimated or unknown
+        return None

@@ -6,8 +6,8 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,26 +63,36 @@ def prepared(
         needed = "a configuration with data and an environment, such as run.toml"
         raise UserError(_missing_configuration(target.name, needed if rewarded else "prompts, with --prompts FILE"))
     overrides = [*overrides, "trainer.eval_before_train=true", *([] if rewarded else WITHOUT_ENVIRONMENT)]
-    checks = partial(_machine, rewarded=rewarded)
     composed = compose_sampling(files, [*overrides, f"trainer.policy.model.path={target.model}"])
     kind = "evaluations" if rewarded else "generations"
-    folder = to or _free_folder(_run_path(target, composed.config) / kind / f"step_{target.step}")
+    run_path = target.run or Path(composed.config.trainer.folder("run_path")).expanduser().absolute()
+    folder = to or _free_folder(run_path / kind / f"step_{target.step}")
     refuse_other_files(folder, _RESULTS[kind])
     missing_parents = [parent for parent in folder.absolute().parents if not parent.exists()]
     try:
-        with _written_beside(folder) as scratch:
+        with ExitStack() as stack:
+            try:
+                scratch = stack.enter_context(atomic_folder(folder, keep=("logs",)))
+            except OSError as error:
+                raise RunError(f"{folder} cannot be created: {error.strerror or error}") from error
             model = model_of(target, scratch / "model")
-            composed = compose_sampling(files, [*overrides, f"trainer.policy.model.path={model}"], checks)
+            from skyrl.experiments.standalone import StandaloneSampling, preflight
+
+            composed = compose_sampling(
+                files,
+                [*overrides, f"trainer.policy.model.path={model}"],
+                lambda _: preflight(os.environ, rewarded=rewarded),
+            )
             warn(composed.warnings if files != own else new_warnings(composed, own))
             stored = stored_form(_sampling_run(composed.config, folder))
             (scratch / "config.json").write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
-            from skyrl.experiments.standalone import StandaloneSampling
-
             yield StandaloneSampling(_sampling_run(composed.config, scratch)), folder
             if target.checkpoint is not None:
                 shutil.rmtree(scratch / "model")
     finally:
-        _remove_empty(missing_parents)
+        with suppress(OSError):  # something was written in one of them
+            for parent in missing_parents:
+                parent.rmdir()
 
 
 def new_warnings(composed: Composed[SkyRLTrainConfig], stored: Sequence[str]) -> list[Problem]:
@@ -94,16 +104,6 @@ def new_warnings(composed: Composed[SkyRLTrainConfig], stored: Sequence[str]) ->
         for problem in composed.warnings
         if has_effect(composed.config, problem.path) or not problem.location.startswith(tuple(stored))
     ]
-
-
-@contextmanager
-def _written_beside(folder: Path) -> Iterator[Path]:
-    with ExitStack() as stack:
-        try:
-            scratch = stack.enter_context(atomic_folder(folder, keep=("logs",)))
-        except OSError as error:
-            raise RunError(f"{folder} cannot be created: {error.strerror or error}") from error
-        yield scratch
 
 
 def _missing_configuration(name: str, needed: str) -> str:
@@ -122,12 +122,6 @@ def _missing_configuration(name: str, needed: str) -> str:
     return f"{name} is not a local folder, so it is taken as a model on the hub: also give {needed}"
 
 
-def _machine(_: object, *, rewarded: bool) -> Sequence[Any]:
-    from skyrl.experiments.standalone import preflight
-
-    return preflight(os.environ, rewarded=rewarded)
-
-
 def _sampling_run(run: SkyRLTrainConfig, folder: Path) -> SkyRLTrainConfig:
     """The run with all output below `folder`, and without adapters, which are already merged into the weights."""
     changes: Mapping[str, object] = {
@@ -142,24 +136,7 @@ def _sampling_run(run: SkyRLTrainConfig, folder: Path) -> SkyRLTrainConfig:
     return run
 
 
-def _run_path(target: Target, run: SkyRLTrainConfig) -> Path:
-    return target.run or Path(run.trainer.folder("run_path")).expanduser().absolute()
-
-
 def _free_folder(preferred: Path) -> Path:
     """The preferred folder, with a number appended if it already exists."""
-    number = 1
-    folder = preferred
-    while folder.exists() or is_being_written(folder):
-        number += 1
-        folder = preferred.with_name(f"{preferred.name}-{number}")
-    return folder
-
-
-def _remove_empty(folders: Sequence[Path]) -> None:
-    """Remove folders in which nothing was written; `folders` starts with the innermost."""
-    try:
-        for folder in folders:
-            folder.rmdir()
-    except OSError:
-        return
+    numbered = (preferred.with_name(f"{preferred.name}-{number}") for number in count(2))
+    return next(folder for folder in chain([preferred], numbered) if not (folder.exists() or is_being_written(folder)))

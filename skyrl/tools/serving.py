@@ -28,7 +28,6 @@ LONGEST = 32_768
 `trainer.max_prompt_length` and `generator.sampling_params.max_generate_length` set another limit."""
 
 _ENGINE = "generator.inference_engine."
-_SHARDED = f"{_ENGINE}fully_sharded_loras"
 _PROMPT, _ANSWER = "trainer.max_prompt_length", "generator.sampling_params.max_generate_length"
 
 
@@ -59,24 +58,25 @@ def serve(
         compose_sampling(files, [*overrides, f"trainer.policy.model.path={target.model}"])
     with TemporaryDirectory(prefix="skyrl-serve-") as scratch:
         model = model_of(target, Path(scratch) / "model")
+        from skyrl.experiments.standalone import model_checks
 
-        def warned(problems: Sequence[Problem]) -> None:
-            warn([problem for problem in problems if not (adapters and problem.path == _SHARDED)])
-
-        run = _configured(files, overrides, model, Path(scratch), warned)
-        _refuse_adapters(run, adapters)
+        written = {override.partition("=")[0] for override in overrides}
+        changes = [*overrides, f"trainer.policy.model.path={model}", "trainer.policy.model.lora.rank=0"]
+        changes += [f"trainer.{name}={scratch}" for name in ("run_path", "export_path", "ckpt_path", "log_path")]
+        if not files and f"{_ENGINE}backend" not in written:
+            changes.append(f"{_ENGINE}backend={'vllm' if importlib.util.find_spec('vllm') else 'torch'}")
+        changes += _lengths(compose_sampling(files, changes).config, written, answer_is_ours=not files)
+        composed = compose_sampling(files, changes, lambda _: model_checks)
+        told = written - {f"{_ENGINE}fully_sharded_loras"} if adapters else written
+        warn([problem for problem in composed.warnings if problem.path in told])
+        run = composed.config
+        engine = run.generator.inference_engine
+        if adapters and not (backend_of(engine).serves_adapters and starts_engines(run)):
+            given = f"{_ENGINE}backend = {engine.backend}"
+            raise UserError(f"--adapter works only with torch or vllm engines that skyrl starts ({given})")
+        if adapters and engine.rollout_dtype == "int8":
+            raise UserError(f"--adapter does not work with 8-bit weights: set {_ENGINE}rollout_dtype = bfloat16")
         _serve(run, target.name, address, say, takes_weights, adapters)
-
-
-def _refuse_adapters(run: SkyRLTrainConfig, adapters: Mapping[str, str]) -> None:
-    """Raises `UserError` if the engines do not support adapters beside their weights, and for names that are taken."""
-    engine = run.generator.inference_engine
-    if adapters and (not (backend_of(engine).serves_adapters and starts_engines(run))):
-        raise UserError(
-            f"--adapter works only with torch or vllm engines that skyrl starts ({_ENGINE}backend = {engine.backend})"
-        )
-    if adapters and engine.rollout_dtype == "int8":
-        raise UserError(f"--adapter does not work with 8-bit weights: set {_ENGINE}rollout_dtype = bfloat16")
 
 
 def _serve(
@@ -108,26 +108,6 @@ def _serve(
 
     with suppress(Stopped):  # the regular end of a service
         sampling.sample(work)
-
-
-def _configured(
-    files: Sequence[str],
-    overrides: Sequence[str],
-    model: str,
-    scratch: Path,
-    warn: Callable[[Sequence[Problem]], None],
-) -> SkyRLTrainConfig:
-    from skyrl.experiments.standalone import model_checks
-
-    written = {override.partition("=")[0] for override in overrides}
-    changes = [*overrides, f"trainer.policy.model.path={model}", "trainer.policy.model.lora.rank=0"]
-    changes += [f"trainer.{name}={scratch}" for name in ("run_path", "export_path", "ckpt_path", "log_path")]
-    if not files and f"{_ENGINE}backend" not in written:
-        changes.append(f"{_ENGINE}backend={'vllm' if importlib.util.find_spec('vllm') else 'torch'}")
-    changes += _lengths(compose_sampling(files, changes).config, written, answer_is_ours=not files)
-    composed = compose_sampling(files, changes, lambda _: model_checks)
-    warn([warning for warning in composed.warnings if warning.path in written])
-    return composed.config
 
 
 def _lengths(run: SkyRLTrainConfig, written: Collection[str], *, answer_is_ours: bool) -> Iterator[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from random import Random
@@ -147,23 +147,16 @@ def measured(records: Iterable[Mapping[str, float]]) -> dict[str, Any]:
     }
 
 
-def splits(world: World, engine_gpus: int, learner_gpus: int, gpus: int, unit: int) -> list[tuple[int, World]]:
+def splits(world: World, engine_gpus: int, learner_gpus: int, unit: int) -> Iterator[tuple[int, World]]:
     """Other splits of the same GPUs: the number of GPUs for engines, and the resulting world.
 
     The number of slots is proportional to the engines' GPUs, and training time is inversely proportional to the
     learners'.
     """
-    return [
-        (
-            share,
-            evolve(
-                world,
-                slots=max(1, world.slots * share // engine_gpus),
-                train_seconds=world.train_seconds * learner_gpus / (gpus - share),
-            ),
-        )
-        for share in range(unit, gpus, unit)
-    ]
+    gpus = engine_gpus + learner_gpus
+    for share in range(unit, gpus, unit):
+        slots, seconds = world.slots * share // engine_gpus, world.train_seconds * learner_gpus / (gpus - share)
+        yield share, evolve(world, slots=max(1, slots), train_seconds=seconds)
 
 
 class _Pace:
@@ -205,9 +198,8 @@ class _Simulation:
         self._engines, self._learners = _Pace(), _Pace()
         limits = world.limits
         prompts = [Prompt(id=str(number), messages=(), token_ids=(0,), env_class="") for number in range(limits.batch)]
-        self._stream = GroupStream(
-            PromptCursor(prompts, limits.batch, world.seed), self._group, limits, lambda group: True
-        )
+        cursor = PromptCursor(prompts, limits.batch, world.seed)
+        self._stream = GroupStream(cursor, self._group, limits, lambda group: True)
 
     async def run(self, steps: int) -> Outcome:
         """The training loop: take a batch, train, transfer weights."""
@@ -219,8 +211,21 @@ class _Simulation:
             batch = await self._stream.take(version)
             waited += clock() - start
             ages.update(version - old for _, old in batch)
-            await self._train()
-            await self._sync()
+            self._trains = True
+            self._set_speeds()
+            await self._learners.work(world.train_seconds)
+            self._trains = False
+            self._set_speeds()
+            self._open.clear()  # engines take no new work until the transfer is complete
+            while not world.interrupt and self._drawing:
+                self._quiet.clear()
+                await self._quiet.wait()
+            self._gets_weights = True
+            self._set_speeds()
+            await asyncio.sleep(world.sync_seconds)
+            self._gets_weights = False
+            self._set_speeds()
+            self._open.set()
         seconds = clock()
         await self._stream.close()
         return Outcome(
@@ -232,31 +237,11 @@ class _Simulation:
             groups_by_age=dict(sorted(ages.items())),
         )
 
-    async def _train(self) -> None:
-        self._trains = True
-        self._set_speeds()
-        await self._learners.work(self._world.train_seconds)
-        self._trains = False
-        self._set_speeds()
-
     def _set_speeds(self) -> None:
         """Set both speeds: each side is slower while both compute, and engines stand still during weight transfer."""
         together = 1.0 - self._world.shared
         self._engines.set(0.0 if self._gets_weights else together if self._trains else 1.0)
         self._learners.set(together if self._drawing and not self._gets_weights else 1.0)
-
-    async def _sync(self) -> None:
-        """Transfer new weights; engines take no new work until the transfer is complete."""
-        self._open.clear()
-        while not self._world.interrupt and self._drawing:
-            self._quiet.clear()
-            await self._quiet.wait()
-        self._gets_weights = True
-        self._set_speeds()
-        await asyncio.sleep(self._world.sync_seconds)
-        self._gets_weights = False
-        self._set_speeds()
-        self._open.set()
 
     async def _group(self, prompt: Prompt, version: int, attempt: int) -> TrajectoryGroup:
         await asyncio.gather(*(self._trajectory() for _ in range(self._world.samples_per_prompt)))

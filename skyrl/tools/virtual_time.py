@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from skyrl.errors import RunError
-
-if TYPE_CHECKING:
-    from _typeshed import FileDescriptorLike
 
 T = TypeVar("T")
 
@@ -36,27 +33,13 @@ class _VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._clock.now
 
 
-class _Clock(selectors.BaseSelector):
+class _Clock(selectors.DefaultSelector):
     """A selector that advances the clock instead of waiting."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._real = selectors.DefaultSelector()
+    now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise RunError("deadlock: all tasks are waiting, and no event is scheduled")
         self.now += max(timeout, 0.0)
-        return self._real.select(0)
-
-    def register(self, fileobj: FileDescriptorLike, events: int, data: object = None) -> selectors.SelectorKey:
-        return self._real.register(fileobj, events, data)
-
-    def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
-        return self._real.unregister(fileobj)
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return self._real.get_map()
-
-    def close(self) -> None:
-        self._real.close()
+        return super().select(0)

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import SupervisedConfig
-from skyrl.data.cursor import PromptCursor
-from skyrl.data.stream_cursor import StreamCursor
+from skyrl.data.cursor import PromptCursor, StreamCursor
 from skyrl.errors import ResumeError
 from skyrl.learners.workers.learning_worker import Objective
 from skyrl.learners.workers.objectives import pair_margins, pair_scores, preference_loss

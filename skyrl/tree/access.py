@@ -52,31 +52,20 @@ def evolve_at(config: T, path: str, value: object) -> T:
     name, _, rest = path.partition(".")
     if isinstance(config, Mapping):
         return cast(T, {**config, name: evolve_at(config.get(name, {}), rest, value) if rest else value})
-    if not attrs.has(type(config)) or name not in fields_of(type(config)):
-        fields = fields_of(type(config)) if attrs.has(type(config)) else {}
+    fields = fields_of(type(config)) if attrs.has(type(config)) else {}
+    if name not in fields:
         raise UnknownFieldError([unknown_field(name, fields)], title=f"{type(config).__name__} cannot be changed")
     if rest:
-        table = getattr(config, name)
-        nested = config_class(fields_of(type(config))[name].type)
+        table, nested = getattr(config, name), config_class(fields[name].type)
         value = evolve_at(nested() if table is None and nested else table, rest, value)
-    return _replaced(config, name, value)
-
-
-def _replaced(config: T, name: str, value: object) -> T:
-    """A copy of the instance with one field replaced. Only that field is validated; the others already were.
-
-    A class that validates its fields together is rebuilt through its constructor.
-    """
-    cls: Any = type(config)
-    attribute = fields_of(cls)[name]
-    if not is_config(cls) or hasattr(cls, "__attrs_post_init__"):
+    if not is_config(type(config)) or hasattr(config, "__attrs_post_init__"):  # it validates its fields together
         evolved: T = attrs.evolve(cast(Any, config), **{name: value})
         return evolved
     try:
-        stored = validated(attribute, value, config)
+        stored = validated(fields[name], value, config)  # the other fields already were
     except TypeMismatch as misfit:
         problem = Problem(path=name, message=str(misfit), hint=misfit.hint)
-        raise ConfigError([problem], title=f"{cls.__name__} cannot be built") from None
+        raise ConfigError([problem], title=f"{type(config).__name__} cannot be built") from None
     return assembled(config, {name: stored})
 
 

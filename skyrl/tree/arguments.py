@@ -18,7 +18,6 @@ from skyrl.tree.origins import Assignment, Origin, Path, cut_short
 
 _NAME = r'(?:"(?:[^"\\]|\\.)*"|[^."=\s]+)'
 _PATH = rf"{_NAME}(?:\.{_NAME})*"
-_ARGUMENT = rf"\s*(?P<path>{_PATH})\s*=(?P<value>.*)"
 
 
 def read_argument(argument: str, number: int) -> Assignment:
@@ -33,11 +32,15 @@ def read_argument(argument: str, number: int) -> Assignment:
         hint = f"write {argument.lstrip('+')}; to add a field, subclass the configuration class"
         raise ConfigError([Problem(path=path, message=message, hint=hint, location=origin.location)])
     if argument.startswith("~"):
-        return _forget(argument, origin)
+        path = argument.removeprefix("~").strip()
+        if not re.fullmatch(_PATH, path):
+            hint = "~path resets a field to its default and takes no value: ~trainer.epochs"
+            raise ConfigError([Problem(path=argument, message=_NO_PATH, hint=hint, location=origin.location)])
+        return Assignment(path=split_path(path), value=None, origin=origin, operation="forget")
     if "=" not in argument:
         raise ConfigError([Problem(path=path, message="neither a file nor path=value", location=origin.location)])
     appended = re.fullmatch(rf"\s*(?P<path>{_PATH})\+=(?P<value>.*)", argument, re.DOTALL)
-    match = appended or re.fullmatch(_ARGUMENT, argument, re.DOTALL)
+    match = appended or re.fullmatch(rf"\s*(?P<path>{_PATH})\s*=(?P<value>.*)", argument, re.DOTALL)
     if not match:
         raise ConfigError([Problem(path=path or cut_short(argument), message=_NO_PATH, location=origin.location)])
     names = split_path(match["path"].removesuffix("+") if appended else match["path"])
@@ -65,14 +68,6 @@ def split_path(path: str) -> Path:
         raise ConfigError([Problem(path=path, message=_NO_PATH)])
     names = re.findall(_NAME, path)
     return tuple(re.sub(r"\\(.)", r"\1", name[1:-1]) if name.startswith('"') else name for name in names)
-
-
-def _forget(argument: str, origin: Origin) -> Assignment:
-    path = argument.removeprefix("~").strip()
-    if not re.fullmatch(_PATH, path):
-        hint = "~path resets a field to its default and takes no value: ~trainer.epochs"
-        raise ConfigError([Problem(path=argument, message=_NO_PATH, hint=hint, location=origin.location)])
-    return Assignment(path=split_path(path), value=None, origin=origin, operation="forget")
 
 
 _NO_PATH = "is not a dotted path, such as trainer.policy.model.path"

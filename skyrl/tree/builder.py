@@ -19,6 +19,7 @@ from skyrl.tree import freeform
 from skyrl.tree.classes import (
     assembled,
     class_name,
+    docs_of,
     fields_of,
     is_config,
     known_class,
@@ -97,11 +98,8 @@ class ReadContext:
         if not match or holds_secret(kind):
             return assignment
         if self.environ is None:
-            message, hint = (
-                f"{value} needs environment variables, but none were passed",
-                "load(..., environ=os.environ)",
-            )
-            raise MissingVariable([Problem(path="", message=message, hint=f"pass them: {hint}")])
+            message = f"{value} needs environment variables, but none were passed"
+            raise MissingVariable([Problem(path="", message=message, hint="pass them: load(..., environ=os.environ)")])
         if match[1] not in self.environ:
             message, hint = f"{value}: this environment variable is not set", f"export {match[1]}=..."
             raise MissingVariable([Problem(path="", message=message, hint=hint)])
@@ -252,9 +250,8 @@ class TreeBuilder(Generic[T]):
         """
         self._values += count_values(assignment.value, MOST_VALUES)
         if self._values > MOST_VALUES:
-            problem = Problem(
-                path=dotted(assignment.path), message=TOO_MANY_VALUES, location=assignment.origin.location
-            )
+            path, location = dotted(assignment.path), assignment.origin.location
+            problem = Problem(path=path, message=TOO_MANY_VALUES, location=location)
             raise ConfigError([problem], title="This configuration cannot be used")
         self._put(assignment)
 
@@ -262,9 +259,8 @@ class TreeBuilder(Generic[T]):
         if len(self.problems) > MOST_PROBLEMS:
             return
         if len(self.problems) == MOST_PROBLEMS:
-            self.problems.append(
-                Problem(path="", message=f"stopped after {MOST_PROBLEMS} problems; the rest was not checked")
-            )
+            message = f"stopped after {MOST_PROBLEMS} problems; the rest was not checked"
+            self.problems.append(Problem(path="", message=message))
             return
         path = assignment.path
         try:
@@ -288,10 +284,9 @@ class TreeBuilder(Generic[T]):
         return cast(T, self._build(self._root, ()))
 
     def _refuse(self, assignment: Assignment, error: ValueError) -> None:
-        path = cut_short(dotted(assignment.path))
+        path, location = cut_short(dotted(assignment.path)), assignment.origin.location
         self.broken.add(path)
-        for problem in problems_of(error):
-            self.problems.append(evolve(problem, path=path, location=assignment.origin.location))
+        self.problems += (evolve(problem, path=path, location=location) for problem in problems_of(error))
 
     def _assign(self, table: Table, depth: int, assignment: Assignment) -> None:
         """Descend to the table or field that the path names; its first `depth` names led to `table`."""
@@ -333,21 +328,18 @@ class TreeBuilder(Generic[T]):
         """Merge a mapping into a table key by key, each with its own origin; `class` comes first."""
         if assignment.operation == "append":
             raise refusal("is a table; += works only on lists")
-        self._refuse_name(table, assignment)
-        value = parse(assignment.value, table.cls) if assignment.is_text else assignment.value
+        value, named_by = assignment.value, getattr(table.cls, "named_by", "")
+        if named_by and isinstance(value, str) and value and value.isprintable() and not is_bracketed(value):
+            # Text in place of a table was probably meant for the field that selects the table's kind.
+            meant = dotted((*assignment.path, named_by))
+            raise refusal(f"{display_value(value)} is not {describe(table.cls)}", hint=f"did you mean {meant}={value}?")
+        value = parse(value, table.cls) if assignment.is_text else value
         if not isinstance(value, Mapping):
             raise refusal(f"{display_value(value)} is not {describe(table.cls)}")
         if not value and table.was_absent:
             self._history.add(assignment.path, assignment.origin, {})
         for key in sorted(value, key=lambda key: key != "class"):
             self._put(assignment.inside(str(key), value[key]))
-
-    def _refuse_name(self, table: Table, assignment: Assignment) -> None:
-        """Refuse text in place of a table: it was probably meant for the field that selects the table's kind."""
-        name, value = getattr(table.cls, "named_by", ""), assignment.value
-        if name and isinstance(value, str) and value and value.isprintable() and not is_bracketed(value):
-            meant = dotted((*assignment.path, name))
-            raise refusal(f"{display_value(value)} is not {describe(table.cls)}", hint=f"did you mean {meant}={value}?")
 
     def _replace(
         self, table: Table, attribute: attrs.Attribute[Any], nested: type[Any], assignment: Assignment
@@ -449,9 +441,8 @@ class TreeBuilder(Generic[T]):
         original = assignment
         if not class_of(attribute.type):  # a class that is known only at the end reads its own references
             assignment = self._context.filled(assignment, value_kind(attribute.type))
-        value = fit(
-            assignment.value, value_kind(attribute.type) if len(inner) == 1 else Any, is_text=assignment.is_text
-        )
+        kind = value_kind(attribute.type) if len(inner) == 1 else Any
+        value = fit(assignment.value, kind, is_text=assignment.is_text)
         if isinstance(value, Mapping) and value:
             freeform.make_way(mapping, inner)
             for key, item in value.items():
@@ -527,13 +518,8 @@ class TreeBuilder(Generic[T]):
             inner.assign(Assignment(path=(), value=default, origin=DEFAULT))
         inner.assign_all(self._kept.get(path, ()))
         instance, prefix = inner.build(), dotted(path) + "."
-        docs = {}
-        if inner.problems:
-            from skyrl.tree.docs import docs_of  # only to say what is wrong
-
-            docs = docs_of(cls)
         for problem in inner.problems:
-            hint = problem.hint or docs.get(problem.path, "")
+            hint = problem.hint or docs_of(cls).get(problem.path, "")
             self.problems.append(evolve(problem, path=prefix + problem.path, hint=hint))
         self.broken.update(prefix + item for item in inner.broken)
         self._history.take_over(inner.origins, path)
@@ -590,10 +576,10 @@ def problems_of(error: Exception) -> tuple[Problem, ...]:
     """Problems of a `ConfigError`; for any other exception of a validator, one problem with its message."""
     if isinstance(error, ConfigError):
         return error.problems
-    message = str(error.args[0]) if error.args else type(error).__name__
+    message, hint = str(error.args[0]) if error.args else type(error).__name__, getattr(error, "hint", "")
     if isinstance(error, TypeMismatch):
-        return (Problem(path="", message=message, hint=error.hint, code=error.code, value=error.value),)
-    return (Problem(path="", message=message, hint=getattr(error, "hint", "")),)
+        return (Problem(path="", message=message, hint=hint, code=error.code, value=error.value),)
+    return (Problem(path="", message=message, hint=hint),)
 
 
 def written_in(value: object, path: Path, default: object = None) -> Iterator[tuple[Path, Any]]:
@@ -680,6 +666,5 @@ class History:
                     (old, former), (new, latter) = (one, other) if dotted(other[0].path) == path else (other, one)
                     both = f"{display_value(former)} contradicts {dotted(new.path)} = {display_value(latter)}"
                     message = f"{both}: both names are the same field"
-                    yield Problem(
-                        path=dotted(old.path), message=message, hint=f"keep only {path}", location=old.location
-                    )
+                    hint = f"keep only {path}"
+                    yield Problem(path=dotted(old.path), message=message, hint=hint, location=old.location)

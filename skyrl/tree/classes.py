@@ -11,9 +11,11 @@ fields' types, so that `OptimizerConfig(lr="fast")` fails in Python as it does i
 
 from __future__ import annotations
 
+import ast
 import inspect
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any, Literal, TypeVar, cast, dataclass_transform
 
 import attrs
@@ -21,7 +23,7 @@ from attrs import field
 
 from skyrl.errors import ConfigError, Problem, UnknownFieldError
 from skyrl.tree.names import nearest
-from skyrl.tree.types import ClassOf, TypeMismatch, class_of, coerce_exact, config_class
+from skyrl.tree.types import ClassOf, TypeMismatch, class_of, coerce_exact, config_class, remembered
 
 C = TypeVar("C")
 Role = Literal["identity", "numerics", "free"]
@@ -87,33 +89,30 @@ def known_class(name: str) -> type[Any] | None:
     return _BY_NAME.get(name)
 
 
+@remembered
 def fields_of(cls: type[Any]) -> dict[str, attrs.Attribute[Any]]:
     """Fields by name, in order, with their types resolved."""
-    if cls not in _FIELDS:
-        types = _types_of(cls)
-        _FIELDS[cls] = {
-            attribute.name: attribute
-            if attribute.type is types[attribute.name]
-            else attribute.evolve(type=types[attribute.name])
-            for attribute in attrs.fields(cls)
-        }
-    return _FIELDS[cls]
+    types = _types_of(cls)
+    return {
+        attribute.name: attribute
+        if attribute.type is types[attribute.name]
+        else attribute.evolve(type=types[attribute.name])
+        for attribute in attrs.fields(cls)
+    }
 
 
+@remembered
 def tables_of(cls: type[Any]) -> Mapping[str, type[Any]]:
     """The classes of the fields that hold nested tables, by name, in order."""
-    if cls not in _TABLES:
-        classes = {name: config_class(attribute.type) for name, attribute in fields_of(cls).items()}
-        _TABLES[cls] = {name: nested for name, nested in classes.items() if nested is not None}
-    return _TABLES[cls]
+    classes = {name: config_class(attribute.type) for name, attribute in fields_of(cls).items()}
+    return {name: nested for name, nested in classes.items() if nested is not None}
 
 
+@remembered
 def named_tables_of(cls: type[Any]) -> Mapping[str, ClassOf]:
     """The fields that hold tables of the classes that other fields name (`ClassOf`)."""
-    if cls not in _NAMED_TABLES:
-        named = {name: class_of(attribute.type) for name, attribute in fields_of(cls).items()}
-        _NAMED_TABLES[cls] = {name: naming for name, naming in named.items() if naming is not None}
-    return _NAMED_TABLES[cls]
+    named = {name: class_of(attribute.type) for name, attribute in fields_of(cls).items()}
+    return {name: naming for name, naming in named.items() if naming is not None}
 
 
 def fit_field(attribute: attrs.Attribute[Any], value: object) -> Any:
@@ -182,11 +181,36 @@ def table_paths(cls: type[Any], prefix: str = "") -> Iterator[str]:
         yield from table_paths(nested, f"{prefix}{name}.")
 
 
+def docs_of(cls: type[Any]) -> dict[str, str]:
+    """Field name -> the string literal below the field, in one line; parent classes included."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if is_config(base):
+            docs |= _class_docs(base)
+    return docs
+
+
+@remembered
+def _class_docs(cls: type[Any]) -> dict[str, str]:
+    import textwrap
+
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError, SyntaxError):  # a class defined in an interactive session has no source
+        return {}
+    body = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)).body
+    return {
+        above.target.id: " ".join(below.value.value.split())
+        for above, below in pairwise(body)
+        if isinstance(above, ast.AnnAssign)
+        and isinstance(above.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+        and isinstance(below.value.value, str)
+    }
+
+
 _BY_NAME: dict[str, type[Any]] = {}
-_FIELDS: dict[type[Any], dict[str, attrs.Attribute[Any]]] = {}
-_TABLES: dict[type[Any], Mapping[str, type[Any]]] = {}
-_NAMED_TABLES: dict[type[Any], Mapping[str, ClassOf]] = {}
-_DEFAULTS: dict[type[Any], Mapping[str, Any]] = {}
 _FACTORY: Any = attrs.Factory
 
 
@@ -194,51 +218,35 @@ def _checked_fields(cls: type[Any], attributes: list[attrs.Attribute[Any]]) -> l
     """The fields as attrs sees them: their converters are moved to the metadata, where `fit_field` finds them, and a
     table without a default gets that of its class.
     """
-    attributes = [
-        item.evolve(default=attrs.Factory(table)) if (table := _table_without_default(cls, item)) else item
-        for item in attributes
-    ]
+    checked = []
     for attribute in attributes:
         if attribute.default is attrs.NOTHING:
-            hint = f"write {attribute.name}: {_type_name(attribute)} = <default>, such as an instance of its class"
-            raise TypeError(f"{cls.__name__}.{attribute.name} needs a default: {hint}")
-        if left_out := _not_supported(attribute):
+            kind: Any = _types_of(cls)[attribute.name] if isinstance(attribute.type, str) else attribute.type
+            if not is_config(kind):
+                written = attribute.type if isinstance(attribute.type, str) else getattr(kind, "__name__", "<type>")
+                hint = f"write {attribute.name}: {written} = <default>, such as an instance of its class"
+                raise TypeError(f"{cls.__name__}.{attribute.name} needs a default: {hint}")
+            attribute = attribute.evolve(default=attrs.Factory(kind))
+        given: Any = attribute
+        unsupported = {  # by the methods below
+            "alias": given.alias not in (None, given.name, given.name.lstrip("_")),
+            "eq": given.eq_key is not None,
+            "order": given.order_key is not None or given.order != given.eq,
+            "hash": given.hash not in (None, given.eq),
+            "on_setattr": given.on_setattr is not None,
+            "repr": not isinstance(given.repr, bool),
+        }
+        if left_out := next((name for name, is_set in unsupported.items() if is_set), ""):
             raise TypeError(f"{cls.__name__}.{attribute.name}: field({left_out}=...) has no effect here; leave it out")
         if isinstance(attribute.default, _FACTORY) and attribute.default.takes_self:
             raise TypeError(f"{cls.__name__}.{attribute.name}: a default cannot depend on other fields; use a rule")
-        if cast(Any, attribute).inherited and attribute.name in vars(cls):
+        if given.inherited and attribute.name in vars(cls):
             raise TypeError(f"{cls.__name__}.{attribute.name} needs a type: write {attribute.name}: <type> = <default>")
-    return [
-        entry.evolve(converter=None, metadata={**entry.metadata, "converter": entry.converter})
-        if entry.converter
-        else entry
-        for entry in attributes
-    ]
-
-
-def _table_without_default(cls: type[Any], attribute: attrs.Attribute[Any]) -> type[Any] | None:
-    """The class of a table that has no default, as in `trainer: MyTrainerConfig`."""
-    if attribute.default is not attrs.NOTHING:
-        return None
-    kind = _types_of(cls)[attribute.name] if isinstance(attribute.type, str) else attribute.type
-    return kind if is_config(kind) else None
-
-
-def _type_name(attribute: attrs.Attribute[Any]) -> str:
-    return attribute.type if isinstance(attribute.type, str) else getattr(attribute.type, "__name__", "<type>")
-
-
-def _not_supported(attribute: Any) -> str:
-    """The argument of `attrs.field` that the methods below do not support; empty if there is none."""
-    unsupported = {
-        "alias": attribute.alias not in (None, attribute.name, attribute.name.lstrip("_")),
-        "eq": attribute.eq_key is not None,
-        "order": attribute.order_key is not None or attribute.order != attribute.eq,
-        "hash": attribute.hash not in (None, attribute.eq),
-        "on_setattr": attribute.on_setattr is not None,
-        "repr": not isinstance(attribute.repr, bool),
-    }
-    return next((name for name, is_set in unsupported.items() if is_set), "")
+        if attribute.converter:
+            metadata = {**attribute.metadata, "converter": attribute.converter}
+            attribute = attribute.evolve(converter=None, metadata=metadata)
+        checked.append(attribute)
+    return checked
 
 
 def _init(self: Any, /, **kwargs: object) -> None:
@@ -297,23 +305,22 @@ def _refused(config: object, names: Iterable[str]) -> list[Problem]:
     return problems
 
 
+@remembered
 def _defaults_of(cls: type[Any]) -> Mapping[str, Any]:
     """The defaults as the fields store them, computed once per class, since they are immutable."""
-    if cls not in _DEFAULTS:
-        values, problems = {}, []
-        for name, attribute in fields_of(cls).items():
-            default: Any = attribute.default
-            try:
-                values[name] = fit_field(attribute, default.factory() if isinstance(default, _FACTORY) else default)
-            except TypeMismatch as misfit:
-                problems.append(Problem(path=name, message=str(misfit), hint=misfit.hint))
-        blank = object.__new__(cls)
-        vars(blank).update(values)
-        problems += _refused(blank, values)
-        if problems:
-            raise ConfigError(problems, title=f"{cls.__name__} cannot be built")
-        _DEFAULTS[cls] = values
-    return _DEFAULTS[cls]
+    values, problems = {}, []
+    for name, attribute in fields_of(cls).items():
+        default: Any = attribute.default
+        try:
+            values[name] = fit_field(attribute, default.factory() if isinstance(default, _FACTORY) else default)
+        except TypeMismatch as misfit:
+            problems.append(Problem(path=name, message=str(misfit), hint=misfit.hint))
+    blank = object.__new__(cls)
+    vars(blank).update(values)
+    problems += _refused(blank, values)
+    if problems:
+        raise ConfigError(problems, title=f"{cls.__name__} cannot be built")
+    return values
 
 
 def _values(config: Any) -> tuple[Any, ...]:

@@ -35,15 +35,8 @@ def leaves_apart_from_defaults(
             continue
         is_written = name in (written or ())
         if is_written or not same(stored_value(value), stored_value(before)):
-            yield (
-                prefix + name,
-                _short(repr(public_value(value))),
-                _provenance(is_written, is_known=written is not None),
-            )
-
-
-def _provenance(is_written: bool, *, is_known: bool) -> How:
-    return "written" if is_written else "derived" if is_known else ""
+            origin: How = "written" if is_written else "" if written is None else "derived"
+            yield prefix + name, _short(repr(public_value(value))), origin
 
 
 def as_text(config: object) -> str:

@@ -84,19 +84,28 @@ class _Reading:
     def read(self, name: str, above: tuple[str, ...] = ()) -> list[Assignment]:
         """The file's assignments, after those of the files it extends; `above` are the files that led here."""
         if name.startswith(PRESET):
-            return [self._preset(name)]
+            preset = name.removeprefix(PRESET)
+            if preset not in self._presets:
+                meant = nearest(preset, tuple(self._presets))
+                hint = f"did you mean {PRESET}{meant}?" if meant else f"presets: {', '.join(self._presets) or 'none'}"
+                raise ConfigError([Problem(path=name, message="no such preset", hint=hint)], title=UNREADABLE)
+            origin = Origin(kind="preset", where=preset)
+            return [Assignment(path=(), value=self._presets[preset], origin=origin)]
         assignment = _read_file(name)
         if not (isinstance(assignment.value, Mapping) and EXTENDS in assignment.value):
             return [assignment]
         location = assignment.origin.at(EXTENDS).location
         if is_stored_form(assignment.value):
             raise _refused(f"a stored configuration cannot have {EXTENDS}: this file was edited", location)
+        named: Any = assignment.value[EXTENDS]
+        bases: list[Any] = [named] if isinstance(named, str) else [None]
+        if isinstance(named, list | tuple):
+            bases = list(named)
+        if not all(isinstance(base, str) for base in bases):
+            raise _refused(f"{display_value(named)} is neither a file nor a list of files", location)
+        chain = (*above, _identity(name))
+        inherited = [item for base in bases for item in self._base(name, base, location, chain)]
         own = {key: value for key, value in assignment.value.items() if key != EXTENDS}
-        inherited = [
-            item
-            for base in _bases(assignment.value[EXTENDS], location)
-            for item in self._base(name, base, location, (*above, _identity(name)))
-        ]
         return [*inherited, evolve(assignment, value=own)]
 
     def _base(self, name: str, base: str, location: str, chain: tuple[str, ...]) -> list[Assignment]:
@@ -116,22 +125,6 @@ class _Reading:
             raise ConfigError(problems, title=error.title) from None
         self._done.add(identity)
         return assignments
-
-    def _preset(self, name: str) -> Assignment:
-        preset = name.removeprefix(PRESET)
-        if preset not in self._presets:
-            meant = nearest(preset, tuple(self._presets))
-            hint = f"did you mean {PRESET}{meant}?" if meant else f"presets: {', '.join(self._presets) or 'none'}"
-            raise ConfigError([Problem(path=name, message="no such preset", hint=hint)], title=UNREADABLE)
-        return Assignment(path=(), value=self._presets[preset], origin=Origin(kind="preset", where=preset))
-
-
-def _bases(named: object, location: str) -> list[str]:
-    """Files and presets that `extends` names, in order. Raises `ConfigError`."""
-    bases = [named] if isinstance(named, str) else named if isinstance(named, list | tuple) else [None]
-    if not all(isinstance(base, str) for base in bases):
-        raise _refused(f"{display_value(named)} is neither a file nor a list of files", location)
-    return list(bases)
 
 
 def _identity(name: str) -> str:

@@ -62,7 +62,11 @@ def import_object(name: str, error: type[UserError] = UserError) -> Any:
 
 def _imported(where: str, attribute: str, error: type[UserError] = UserError) -> Any:
     try:
-        target: Any = _import_file(Path(where).expanduser()) if where.endswith(".py") else _import_module(where)
+        if where.endswith(".py"):
+            target: Any = _import_file(Path(where).expanduser())
+        else:
+            _search(Path.cwd())
+            target = importlib.import_module(where)
     except (Exception, SystemExit) as failure:  # a user's module may raise anything while it is imported
         raise error(_import_failure(where, failure)) from failure
     for item in attribute.split("."):
@@ -104,11 +108,6 @@ def import_class(name: str) -> type[Any] | None:
     return target if isinstance(target, type) and known_class(class_name(target)) is target else None
 
 
-def _import_module(name: str) -> ModuleType:
-    _search(Path.cwd())
-    return importlib.import_module(name)
-
-
 def _search(*folders: Path) -> None:
     """Find modules in these folders, after all others: nothing there shadows an installed package."""
     sys.path += [str(folder) for folder in folders if str(folder) not in sys.path]
@@ -118,7 +117,11 @@ def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(path)
     file = path.resolve()
-    name = _module_name(file)
+    name = f"skyrl_user_{file.stem}"  # from the file name, since stored classes refer to it
+    if name in sys.modules and sys.modules[name].__file__ != str(file):  # a second file of this name
+        from hashlib import sha256
+
+        name = f"{name}_{sha256(str(file).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     _search(file.parent, Path.cwd())
@@ -162,38 +165,21 @@ def _refuse_ambiguous(file: Path) -> None:
             raise ImportError(f"{siblings[0]} and {other} are two modules called {name}: rename one of them")
 
 
-def _module_name(file: Path) -> str:
-    """Module name derived from the file name, since stored classes refer to it; a second file of the same name gets a
-    longer one.
-    """
-    name = f"skyrl_user_{file.stem}"
-    if name not in sys.modules or sys.modules[name].__file__ == str(file):
-        return name
-    from hashlib import sha256
-
-    return f"{name}_{sha256(str(file).encode()).hexdigest()[:8]}"
-
-
 def _import_failure(where: str, failure: BaseException) -> str:
     match failure:
         case FileNotFoundError() if where.endswith(".py") and not Path(where).expanduser().is_file():
             return f"there is no file {where} (relative paths start at the working directory)"
         case ModuleNotFoundError() if location := raised_at(failure):
+            folder = Path(where).expanduser().resolve().parent
+            beside = f"{folder} or " if where.endswith(".py") and folder != Path.cwd() else ""
             return (
                 f"{location.partition(',')[0]} imports the module {failure.name}, which is neither installed nor in "
-                f"{_folders(where)}: install it, or put it there"
+                f"{beside}the working directory: install it, or put it there"
             )
         case ModuleNotFoundError():
             return f"the module {failure.name} cannot be found; install it, or give a file: path/to/file.py:name"
         case _:
             return f"importing {where} failed: {described(failure)}"
-
-
-def _folders(where: str) -> str:
-    """The folders that are searched for what a module or file of the user imports."""
-    folder = Path(where).expanduser().resolve().parent
-    working_directory = "the working directory"
-    return f"{folder} or {working_directory}" if where.endswith(".py") and folder != Path.cwd() else working_directory
 
 
 def _taken_apart(config: object) -> tuple[Any, ...]:

@@ -75,28 +75,11 @@ class Origin:
 
     def at(self, name: str) -> Origin:
         """The origin of a key inside the table, where this is the origin of the table."""
-        path = (*self.path, name)
-        return Origin(
-            kind=self.kind,
-            where=self.where,
-            path=path,
-            lines=self.lines,
-            requested_by=self.requested_by,
-            is_stored=self.is_stored,
-        )
+        return evolve(self, path=(*self.path, name))
 
     def giving(self, value: object) -> Origin:
         """A copy with the value that is now in the tree."""
-        return Origin(
-            kind=self.kind,
-            where=self.where,
-            reads=self.reads,
-            path=self.path,
-            lines=self.lines,
-            requested_by=self.requested_by,
-            is_stored=self.is_stored,
-            value=value,
-        )
+        return evolve(self, value=value)
 
     @property
     def source(self) -> tuple[str, str]:

@@ -214,9 +214,8 @@ def derive(
     """
     out_of_use = set(broken)
     grown, written = dict(origins), written_paths(origins)
-    complete_tables = (
-        set() if leaf_by_leaf else _given_whole(config, {step.table for step in rules if step.table}, origins)
-    )
+    tables = {step.table for step in rules if step.table}
+    complete_tables = set() if leaf_by_leaf else _given_whole(config, tables, origins)
     for step in rules:
         if step.table in complete_tables or not step.applies(config, written):
             continue
@@ -281,30 +280,26 @@ def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
     Values that depend on the machine are not among them, since the machine may change: those of a rule that reads no
     path, or that sets `asks_machine`. Neither are values that somebody wrote, as far as the tree says so.
     """
-    lasting = [
-        step
+    candidates = {
+        step.writes: step
         for step in rules
         if (step.reads or step.table) and not step.asks_machine and not is_written(config, step.writes)
-    ]
-    present = [step for step in lasting if get_at(config, step.writes) != step.unset]
-    candidates = {step.writes: step for step in present}
+        if get_at(config, step.writes) != step.unset
+    }
     while True:
         bare = config
         for path, step in candidates.items():
             bare = evolve_at(bare, path, step.unset)
         rederived = derive(bare, rules, taken_as_written(rules, candidates), leaf_by_leaf=True)[0]
         other = [step for path, step in candidates.items() if not _alike(get_at(rederived, path), get_at(config, path))]
-        by_hand = {step.given if step.given in candidates else step.writes for step in _roots(other)}
+        written = {step.writes for step in other}
+        # Those that read nothing that another of them writes; the others may differ only as a consequence.
+        roots = [step for step in other if not written & {*step.reads}] or other
+        by_hand = {step.given if step.given in candidates else step.writes for step in roots}
         if not by_hand:
             tables = tuple(_derived_tables(config, rules, candidates))
             return (*tables, *(path for path, step in candidates.items() if step.table not in tables))
         candidates = {path: step for path, step in candidates.items() if path not in by_hand}
-
-
-def _roots(steps: Sequence[Rule[T]]) -> list[Rule[T]]:
-    """Rules that read nothing that another of them writes; the others may differ only as a consequence."""
-    written = {step.writes for step in steps}
-    return [step for step in steps if not written & {*step.reads}] or list(steps)
 
 
 def _derived_tables(config: T, rules: Sequence[Rule[T]], derived: Collection[str]) -> Iterator[str]:

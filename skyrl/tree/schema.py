@@ -8,8 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import attrs
 
-from skyrl.tree.classes import fields_of, is_config, names_of, table_class
-from skyrl.tree.docs import docs_of
+from skyrl.tree.classes import docs_of, fields_of, is_config, names_of, table_class
 from skyrl.tree.dump import stored_value
 from skyrl.tree.files import EXTENDS
 from skyrl.tree.masking import REFERENCE
@@ -73,8 +72,7 @@ def _define(table: object, definitions: dict[str, Any]) -> None:
         described = _field_schema(attribute, getattr(table, name), definitions)
         allowed = requirement_of(attribute.validator)
         rule = f"Not {allowed}." if allowed.startswith("allowed ") else f"Allowed: {allowed}." if allowed else ""
-        sentences = [docs.get(name), rule]
-        described["description"] = " ".join(filter(None, sentences))
+        described["description"] = " ".join(filter(None, [docs.get(name), rule]))
         if table_class(attribute, getattr(table, name)) is None:
             described["default"] = stored_value(getattr(defaults, name))
         properties[name] = described

@@ -89,10 +89,12 @@ def _replace_nulls(
             converted[name] = [_drop_default_nulls(item, table) for item in value]
         elif attribute and class_of(attribute.type) and tree is None:  # its class, if any, reads `none` as null
             converted[name] = _word_for_null(value)
-        elif value is None and attribute and is_optional(attribute.type) and not _has_word_none(attribute.type):
+        elif value is None and attribute and is_optional(attribute.type) and not lists_none(attribute.type):
             converted[name] = "none"
         elif not (value is None and attribute and before is None):
-            problems += [_null_problem(null) for null in _nulls(value, path)]
+            message = "is null, which TOML cannot express here"
+            hint = "leave the entry out; only YAML and JSON files have null"
+            problems += (Problem(path=null, message=message, hint=hint) for null in _nulls(value, path))
             converted[name] = value
     return converted
 
@@ -116,10 +118,6 @@ def _word_for_null(value: object) -> object:
     return "none" if value is None else value
 
 
-def _has_word_none(kind: object) -> bool:
-    return lists_none(kind) or kind is Any
-
-
 def _nulls(value: object, path: str) -> Iterable[str]:
     if value is None:
         yield path
@@ -129,11 +127,3 @@ def _nulls(value: object, path: str) -> Iterable[str]:
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from _nulls(item, f"{path}.{index}")
-
-
-def _null_problem(path: str) -> Problem:
-    return Problem(
-        path=path,
-        message="is null, which TOML cannot express here",
-        hint="leave the entry out; only YAML and JSON files have null",
-    )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cache
-from typing import Any, cast
+from typing import Any
 
 from skyrl.tree.classes import fields_of, leaf_paths, table_paths
 from skyrl.tree.names import LONGEST, alike, shared, slips
 from skyrl.tree.origins import Path
+from skyrl.tree.types import remembered
 
 _MOST = 3
 """Largest number of suggestions in one message."""
@@ -34,7 +34,7 @@ def suggestion(
     name, siblings = path[depth], tuple(fields_of(owner))
     if max(map(len, path)) > LONGEST:
         return "", []
-    last_names = _last_names(cast(Any, root))
+    last_names = _last_names(root)
     everywhere = last_names.keys()
     tail = "." + ".".join(path[depth:])
 
@@ -65,7 +65,7 @@ def suggestion(
     return "", []
 
 
-@cache
+@remembered
 def _last_names(root: type[Any]) -> dict[str, str]:
     """Every path of the tree, tables and leaves -> the last of its names."""
     everywhere = dict.fromkeys([*table_paths(root), *(leaf for leaf, _ in leaf_paths(root))])

@@ -66,7 +66,6 @@ def _end_of_statement(text: str, position: int) -> int:
 
 
 def _parts(key: str) -> Path:
-    parts = []
-    for part in _PART.findall(key):
-        parts.append(str(tomllib.loads(f"value = {part}")["value"]) if part[0] in "\"'" else part)
-    return tuple(parts)
+    return tuple(
+        str(tomllib.loads(f"value = {part}")["value"]) if part[0] in "\"'" else part for part in _PART.findall(key)
+    )

@@ -12,7 +12,7 @@ import ast
 import math
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
 from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin
 
@@ -113,17 +113,11 @@ def key_of_table(key: object) -> str:
 def display_value(value: object) -> str:
     """A value for messages: as it is spelled, without secrets, shortened if long."""
     try:
-        text = repr(_mask_secrets(value))
+        hidden = masked(value) if isinstance(value, str | Mapping | list | tuple) else None
+        text = repr(value if hidden is None or hidden == thaw(value) else hidden)
     except (ValueError, RecursionError):  # an integer with thousands of digits, or lists nested too deeply
         text = f"this {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
-
-
-def _mask_secrets(value: object) -> object:
-    if not isinstance(value, str | Mapping | list | tuple):
-        return value
-    hidden = masked(value)
-    return value if hidden == thaw(value) else hidden
 
 
 def _spelling_hint(value: Any, kind: type) -> str:
@@ -265,6 +259,7 @@ class ClassOf:
 
 
 A = TypeVar("A")
+K = TypeVar("K")
 
 _LISTS = (tuple, list, Sequence)
 _MAPPINGS = (Mapping, dict, FrozenDict)
@@ -363,8 +358,9 @@ def describe(kind: Any) -> str:
     if is_union(kind):
         return " or ".join(describe(arm) for arm in get_args(kind))
     if is_list(kind):
-        items = [item for item in get_args(kind) if item is not ...] or [Any]
-        return "a list of " + ", ".join(_plural(describe(item)) for item in items)
+        plurals = {"a number": "numbers", "a whole number": "whole numbers", "any value": "any values"}
+        items = [describe(item) for item in get_args(kind) if item is not ...] or ["any value"]
+        return "a list of " + ", ".join(plurals.get(item, item) for item in items)
     if is_mapping(kind):
         return "a table"
     if attrs.has(kind):
@@ -372,14 +368,14 @@ def describe(kind: Any) -> str:
     return f"a {getattr(kind, '__name__', kind)}"
 
 
-def _remembered(function: Callable[[object], A]) -> Callable[[object], A]:
+def remembered(function: Callable[[K], A]) -> Callable[[K], A]:
     """The function with its answers kept: the same few types are asked about for every value of every file, and
     `typing` takes its time. A type that cannot be hashed, such as `Annotated[int, []]`, is asked about each time.
     """
-    known = cache(function)
+    known: Callable[[Any], A] = cache(function)
 
     @wraps(function)
-    def answer(kind: object) -> A:
+    def answer(kind: K) -> A:
         try:
             return known(kind)
         except TypeError:
@@ -388,7 +384,7 @@ def _remembered(function: Callable[[object], A]) -> Callable[[object], A]:
     return answer
 
 
-@_remembered
+@remembered
 def bare(kind: object) -> Any:
     """The underlying type, without the wrappers `Annotated` and `NewType`."""
     while True:
@@ -400,19 +396,19 @@ def bare(kind: object) -> Any:
             return kind
 
 
-@_remembered
+@remembered
 def unit_of(kind: object) -> Unit | None:
     """Unit of numbers of this type, if it has one."""
     return next((item for item in getattr(kind, "__metadata__", ()) if isinstance(item, Unit)), None)
 
 
-@_remembered
+@remembered
 def class_of(kind: object) -> ClassOf | None:
     """Marker of a table whose class a sibling field names, if the type has one."""
     return next((item for item in getattr(kind, "__metadata__", ()) if isinstance(item, ClassOf)), None)
 
 
-@_remembered
+@remembered
 def is_union(kind: object) -> bool:
     """Whether the type is `A | B`, `Optional[A]` or `Union[A, B]`."""
     return get_origin(kind) in (Union, types.UnionType)
@@ -435,7 +431,7 @@ def is_optional(kind: object) -> bool:
     return is_union(kind) and type(None) in get_args(kind)
 
 
-@_remembered
+@remembered
 def is_list(kind: object) -> bool:
     """Whether the type is `tuple[A, B]`, or `tuple[T, ...]`, `list[T]` or `Sequence[T]`, which are stored as tuples."""
     return (get_origin(kind) or kind) in _LISTS
@@ -470,7 +466,7 @@ def holds_secret(kind: object) -> bool:
     return Secret in (_arms(kind) if is_union(kind) else [bare(kind)])
 
 
-@_remembered
+@remembered
 def is_mapping(kind: object) -> bool:
     """Whether the type is a free-form table: `Mapping[str, T]`, alone or optional."""
     return _mapping_arm(kind) is not None
@@ -485,11 +481,8 @@ def config_class(kind: object) -> type[attrs.AttrsInstance] | None:
     """The nested class that `kind` names, alone or as one arm of an optional."""
     if isinstance(kind, type):  # the usual case, checked first: this runs for every name of every path
         return kind if attrs.has(kind) else None
-    arms = get_args(kind) if is_union(kind) else (kind,)
-    for arm in map(bare, arms):
-        if isinstance(arm, type) and attrs.has(arm):
-            return arm
-    return None
+    arms = map(bare, get_args(kind) if is_union(kind) else (kind,))
+    return next((arm for arm in arms if isinstance(arm, type) and attrs.has(arm)), None)
 
 
 def _member(value: object, kind: object) -> object:
@@ -512,13 +505,7 @@ def _instance(value: object, kind: type[Any]) -> Any:
 def _fit_union(value: object, kind: object) -> object:
     if is_optional(kind) and (value is None or (type(value) is str and value == "none" and not lists_none(kind))):
         return None
-    arms = _arms(kind)
-    is_single = len(arms) == 1  # beside other types, a text is no list
-
-    def take(arm: object) -> object:
-        return coerce_exact(value, arm) if is_single or not is_list(arm) else _fit_list(value, arm)
-
-    return _convert_by_arms(arms, take, value, kind)
+    return _first_fitting(value, kind, _arms(kind), coerce_exact, _fit_list)
 
 
 def _parse_union(text: str, kind: object) -> object:
@@ -527,19 +514,21 @@ def _parse_union(text: str, kind: object) -> object:
     arms = sorted(_arms(kind), key=lambda arm: arm is str)  # text takes everything, so it is tried last
     if is_bracketed(text) and any(map(is_list, arms)):
         arms = [arm for arm in arms if arm is not str]  # a list whose quotes the shell removed is a mistake, not text
-    is_single = len(arms) == 1
-
-    def take(arm: object) -> object:
-        return parse(text, arm) if is_single or not is_list(arm) else _parse_bracketed(text, arm)
-
-    return _convert_by_arms(arms, take, text, kind)
+    return _first_fitting(text, kind, arms, parse, _parse_bracketed)
 
 
-def _convert_by_arms(arms: Iterable[Any], take: Callable[[Any], Any], value: object, kind: object) -> Any:
+_Read = Callable[[Any, Any], Any]
+"""Function of a value and a type that returns a member of the type, or raises `TypeMismatch`."""
+
+
+def _first_fitting(value: object, kind: object, arms: Sequence[Any], read: _Read, read_list: _Read) -> Any:
+    """The value as a member of the first arm that it fits. Beside other types, a text is no list: `read_list` takes
+    none.
+    """
     refused: list[TypeMismatch] = []
     for arm in arms:
         try:
-            return take(arm)
+            return read(value, arm) if len(arms) == 1 or not is_list(arm) else read_list(value, arm)
         except TypeMismatch as misfit:
             refused.append(misfit)
     if len(refused) == 1 or holds_secret(kind):  # the error of a secret does not repeat the value
@@ -616,10 +605,6 @@ def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
     return fitted
 
 
-def _plural(phrase: str) -> str:
-    return {"a number": "numbers", "a whole number": "whole numbers", "any value": "any values"}.get(phrase, phrase)
-
-
 def _structure_value(value: object, kind: Any) -> Any:
     if isinstance(kind, type) and isinstance(value, kind):
         return value
@@ -629,9 +614,8 @@ def _structure_value(value: object, kind: Any) -> Any:
         first = error.problems[0]
         raise TypeMismatch(f"{first.path}: {first.message}", hint=first.hint) from None
     except Exception as error:  # noqa: BLE001  # a third-party hook may raise anything
-        raise TypeMismatch(
-            f"{display_value(value)} is not {describe(kind)} ({type(error).__name__}: {error})"
-        ) from None
+        reason = f"{type(error).__name__}: {error}"
+        raise TypeMismatch(f"{display_value(value)} is not {describe(kind)} ({reason})") from None
 
 
 NULL_WORDS = ("null", "none", "None")

@@ -67,9 +67,8 @@ class _Composer:
         root = self._node(self._loader.get_event(), 0)
         self._loader.get_event()  # its end
         if not self._loader.check_event(yaml.StreamEndEvent):
-            raise self._refusal(
-                self._loader.peek_event(), "a second document begins here; a configuration is a single document"
-            )
+            reason = "a second document begins here; a configuration is a single document"
+            raise self._refusal(self._loader.peek_event(), reason)
         return root
 
     def _node(self, event: yaml.Event, depth: int) -> yaml.Node:
@@ -156,15 +155,12 @@ class _Reading:
             case "bool":
                 return text.lower() == "true"
             case "int":
-                return self._integer(node, text)
+                try:
+                    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+                except ValueError:  # thousands of digits
+                    raise self._refusal(node, "a whole number with too many digits") from None
             case _:
                 return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-
-    def _integer(self, node: yaml.Node, text: str) -> int:
-        try:
-            return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
-        except ValueError:  # thousands of digits
-            raise self._refusal(node, "a whole number with too many digits") from None
 
     def _refusal(self, node: yaml.Node, reason: str) -> ConfigError:
         return malformed(self.name, "YAML", reason, node.start_mark.line + 1, node.start_mark.column + 1)

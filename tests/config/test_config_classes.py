@@ -38,8 +38,7 @@ from skyrl.config import (
 from skyrl.config.cluster import ContainerConfig
 from skyrl.errors import ConfigError
 from skyrl.tree import evolve_at, field, fingerprint, frozen, get_at
-from skyrl.tree.classes import class_name, fields_of, leaf_paths, role_of, table_paths
-from skyrl.tree.docs import docs_of
+from skyrl.tree.classes import class_name, docs_of, fields_of, leaf_paths, role_of, table_paths
 from skyrl.tree.types import config_class
 from skyrl.tree.validators import positive
 from tests.config.leaves import each

@@ -14,8 +14,7 @@ from skyrl.config import InferenceEngineConfig, SkyRLTrainConfig, compose
 from skyrl.config.derive.engine_backends import BACKENDS, backends_that, server_urls, weight_dtype
 from skyrl.config.derive.rl_models import has_reference
 from skyrl.config.derive.sizes import on_ray, starts_engines
-from skyrl.tree.classes import fields_of
-from skyrl.tree.docs import docs_of
+from skyrl.tree.classes import docs_of, fields_of
 from tests.config.leaves import RUNNABLE
 
 ROOT = Path(__file__).parents[2]

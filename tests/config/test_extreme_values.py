@@ -9,8 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from skyrl.cli.planning.plan_memory import memory_lines
-from skyrl.cli.planning.plan_table import table
+from skyrl.cli.planning.plan_table import memory_lines, table
 from skyrl.config import SkyRLTrainConfig, check, load
 from skyrl.config.loading.explain import explain
 from skyrl.config.loading.kinds import root_of

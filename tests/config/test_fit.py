@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from skyrl.autotune.reasons import reasons
-from skyrl.autotune.search import Proposal, proposals
+from skyrl.autotune.search import Proposal, proposals, reasons
 from skyrl.config import SkyRLTrainConfig, check, load, resolve
 from skyrl.config.estimates.memory import local_shape
 from skyrl.config.estimates.memory_fit import verdict_of, with_changes

@@ -30,8 +30,7 @@ from skyrl.planning.layout import Pool, layout
 from skyrl.planning.topology import Sizes
 from skyrl.runs.shrinking import shrunk
 from skyrl.tree import IDENTITY, field, frozen, get_at
-from skyrl.tree.classes import fields_of, is_config
-from skyrl.tree.docs import docs_of
+from skyrl.tree.classes import docs_of, fields_of, is_config
 from skyrl.tree.rules import paths_read
 
 TEACHER = Role(

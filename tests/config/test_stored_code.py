@@ -22,8 +22,7 @@ from skyrl.config.loading.stored_code import IMPORTED
 from skyrl.config.loading.user_code import record_code
 from skyrl.config.settings.environment import McpServerConfig
 from skyrl.tree import evolve_at
-from skyrl.tree.classes import fields_of, tables_of
-from skyrl.tree.docs import docs_of
+from skyrl.tree.classes import docs_of, fields_of, tables_of
 from tests.config.leaves import RUNNABLE
 
 SPEAKING_OF_IMPORTS = ("import path", "Import path", "file.py:")

@@ -19,7 +19,7 @@ from skyrl.config.derive.run_kind import RunKind
 from skyrl.experiments.preference import PreferenceExp
 from skyrl.learners.row_layouts import packed
 from skyrl.learners.workers.preference_roles import PairReferenceWorker
-from skyrl.tools.evaluating_pairs import OF_ALL_LABELS, OF_ALL_PAIRS
+from skyrl.tools.evaluating import OF_ALL_LABELS, OF_ALL_PAIRS
 from skyrl.training.collate import mismatched
 from tests.supervised_run import farthest, pairs, settings, train, weights, write
 

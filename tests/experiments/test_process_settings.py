@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from skyrl.errors import RunError, UserError
-from skyrl.runs.process_settings import ProcessSettings
 from skyrl.runs.run_owner import owner, sign
+from skyrl.runs.session import ProcessSettings
 from tests.experiments.forked import run
 from tests.nano_run import train
 

@@ -18,7 +18,7 @@ from skyrl.config import compose
 from skyrl.errors import ConfigError, DataError, UserError
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.runs.run_folder import RunFolder
-from skyrl.tools.bisect import bisect
+from skyrl.tools.comparing import bisect
 from skyrl.tools.replay import Replay
 from tests.nano_run import config, overrides, train
 

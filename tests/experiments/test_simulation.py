@@ -108,7 +108,7 @@ def test_durations_have_the_mean_and_the_percentile_that_they_were_given(longest
 
 
 def test_other_splits_of_the_gpus_trade_engines_for_learners() -> None:
-    alternatives = splits(world(staleness=1), 4, 4, 8, 2)
+    alternatives = splits(world(staleness=1), 4, 4, 2)
     assert [(share, other.slots, other.train_seconds) for share, other in alternatives] == [
         (2, 4, pytest.approx(4 / 3)),
         (4, 8, 2.0),

@@ -11,8 +11,7 @@ import pytest
 
 from skyrl.config import compose
 from skyrl.errors import ConfigError
-from skyrl.tools.data_report import data_report, split_data
-from skyrl.tools.row_view import row_page
+from skyrl.tools.data_report import data_report, row_page, split_data
 from tests.experiments.forked import run
 from tests.experiments.phases import Fault
 from tests.experiments.sameness import assert_same, assert_same_files, tokens

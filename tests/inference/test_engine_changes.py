@@ -164,7 +164,7 @@ async def test_the_command_lists_engines_and_leaves_requests_for_a_running_run(
     ],
 )
 def test_arguments_that_would_be_ignored_are_refused(tmp_path: Path, words: list[str], message: str) -> None:
-    Desk(tmp_path).changes._write()
+    asyncio.run(Desk(tmp_path).changes.handle_requests())
     result = CliRunner().invoke(command, [str(tmp_path) if word == "RUN" else word for word in words])
     assert result.exit_code != 0 and message in f"{result.output}{result.exception}"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from skyrl.config.cluster import ClusterConfig, load_cluster
 from skyrl.launchers.job import Job, Machines
-from skyrl.launchers.sbatch import SCRIPT, script_of
+from skyrl.launchers.slurm import SCRIPT, script_of
 
 
 def cluster(*words: str) -> ClusterConfig:

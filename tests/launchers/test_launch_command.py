@@ -21,7 +21,7 @@ from skyrl.config.loading.stored import stored_form
 from skyrl.errors import ConfigError, ProcessError, UserError
 from skyrl.launchers.job import Launch, Machines, new_folder
 from skyrl.launchers.local import LocalLauncher
-from skyrl.launchers.prepared import Prepared, need_of
+from skyrl.launchers.prepared import Prepared, machines_of
 from skyrl.launchers.ray import RayLauncher
 from skyrl.launchers.slurm import SlurmLauncher
 from tests.launchers.jobs import cluster, job, options
@@ -96,8 +96,9 @@ def test_a_run_takes_as_few_nodes_as_hold_it(
         "trainer__micro_train_batch_size_per_gpu": 2,
         "trainer__micro_forward_batch_size_per_gpu": 2,
     }
-    need = need_of(prepared(nano, **(on_ray if changes else {}), **changes).run, per_node)
-    assert (need.nodes, need.per_node) == expected
+    run = prepared(nano, **(on_ray if changes else {}), **changes).run
+    needed = machines_of(run, cluster(*([f"slurm.gpus_per_node={per_node}"] if per_node else [])))
+    assert (needed.nodes, needed.per_node) == expected
 
 
 def test_fewer_nodes_than_the_run_needs_are_refused(nano: Path, workdir: Path) -> None:

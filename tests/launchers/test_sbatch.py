@@ -11,7 +11,7 @@ from attrs import evolve
 
 from skyrl.errors import ConfigError, UserError
 from skyrl.launchers.job import STOP, Array, Machines
-from skyrl.launchers.sbatch import script_of
+from skyrl.launchers.slurm import script_of
 from tests.launchers.jobs import Stubs, cluster, job, options
 
 NASTY = """a "b' $(touch pwned) `touch pwned` ; touch pwned # \\ %j"""

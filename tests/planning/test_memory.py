@@ -6,9 +6,8 @@ import attrs
 
 from skyrl.planning.activations import Computing, Pass, layer_bytes, logits_bytes, stream_bytes
 from skyrl.planning.known_models import known_shape
-from skyrl.planning.memory import Bytes, LearnerRank, ZeroSettings, learner_memory, resting, total
+from skyrl.planning.memory import Bytes, LearnerRank, Serving, ZeroSettings, learner_memory, resting, total
 from skyrl.planning.model_shape import ModelShape
-from skyrl.planning.serving import Serving
 
 SHAPE = ModelShape(layers=2, hidden=4, intermediate=6, heads=2, key_heads=1, head_size=2, vocabulary=10)
 PASS = Pass(rows=2, prompt=3, answer=5, packed=False)

@@ -8,8 +8,18 @@ from attrs import evolve
 from skyrl.planning.activations import Computing, Pass
 from skyrl.planning.memory import LearnerRank, MegatronSharding
 from skyrl.planning.model_shape import ModelShape
-from skyrl.planning.pipeline_roofline import Stages, bubble, stage_scoring_seconds, stage_update_seconds
-from skyrl.planning.roofline import LATENCY, PassRows, Rates, Sharding, forward_flops, scoring_seconds
+from skyrl.planning.roofline import (
+    LATENCY,
+    PassRows,
+    Rates,
+    Sharding,
+    Stages,
+    bubble,
+    forward_flops,
+    scoring_seconds,
+    stage_scoring_seconds,
+    stage_update_seconds,
+)
 
 SHAPE = ModelShape(layers=4, hidden=8, intermediate=16, heads=2, key_heads=1, head_size=4, vocabulary=100)
 RATES = Rates(flops=1e6, bandwidth=1e6, link=1e4, node_link=1e3, gpus_per_node=2)

@@ -6,6 +6,7 @@ import pytest
 from attrs import evolve
 
 from skyrl.planning.gpus import GPU_KINDS
+from skyrl.planning.memory import Serving
 from skyrl.planning.model_shape import ModelShape
 from skyrl.planning.roofline import (
     HALVED,
@@ -23,7 +24,6 @@ from skyrl.planning.roofline import (
     turns_seconds,
     update_seconds,
 )
-from skyrl.planning.serving import Serving
 
 SHAPE = ModelShape(layers=2, hidden=8, intermediate=16, heads=2, key_heads=1, head_size=4, vocabulary=100, tied=True)
 """656 weights a layer, of which 640 are in products; 2,120 in all, 2,112 of them in products."""

@@ -17,6 +17,7 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree import FREE, IDENTITY, FrozenDict, evolve_at, field, frozen
 from skyrl.tree.classes import (
     class_name,
+    docs_of,
     fields_of,
     is_config,
     known_class,
@@ -24,7 +25,6 @@ from skyrl.tree.classes import (
     role_of,
     table_paths,
 )
-from skyrl.tree.docs import docs_of
 from tests.tree.trees import Model, Optimizer, Run
 
 

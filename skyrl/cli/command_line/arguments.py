@@ -44,10 +44,8 @@ def complete_word(context: click.Context, parameter: click.Parameter, incomplete
         from skyrl.config.loading.presets import PRESETS
 
         return [CompletionItem(preset) for name in PRESETS if (preset := f"{PRESET}{name}").startswith(incomplete)]
-    prefix = "~" if incomplete.startswith("~") else ""
-    paths = paths_from(
-        incomplete.removeprefix("~"), ends="" if prefix else "=", arguments=context.params.get("arguments")
-    )
+    prefix, ends = ("~", "") if incomplete.startswith("~") else ("", "=")
+    paths = paths_from(incomplete.removeprefix("~"), ends, context.params.get("arguments"))
     files = [] if prefix or (paths and "." in incomplete) else [CompletionItem(incomplete, type="file")]
     return [*(CompletionItem(prefix + path) for path in paths), *files]
 
@@ -200,9 +198,8 @@ def _refuse_spaces(arguments: Sequence[str]) -> None:
 
 
 def _forgets(word: str) -> bool:
-    if not word.startswith("~"):
-        return False
-    return "/" not in word and Path(word).suffix not in (".toml", ".yaml", ".yml", ".json")
+    is_file = "/" in word or Path(word).suffix in (".toml", ".yaml", ".yml", ".json")
+    return word.startswith("~") and not is_file
 
 
 def refuse_nothing(arguments: Sequence[str], to_do: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -93,10 +94,9 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _command_lines(name: str, root: click.Context, group: Commands, words: str = "") -> list[str]:
+def _command_lines(name: str, root: click.Context, group: Commands, words: str) -> list[str]:
     """Command lines for the commands of this name in the group and its subgroups; `words` lead to the group."""
     lines = []
-    words = words or str(root.info_name)
     for command_name, command in group.each_command(root):
         if command_name == name and not command.hidden:
             lines.append(f"{words} {command_name}")
@@ -111,17 +111,13 @@ def _field_hint(option: str, words: list[str]) -> str:
     from skyrl.config.settings.root import SkyRLTrainConfig
     from skyrl.tree.suggestions import suggestion
 
-    name = option.lstrip("-").replace("-", "_")
-    _, paths = suggestion(SkyRLTrainConfig, SkyRLTrainConfig, tuple(name.split(".")), 0, names_elsewhere)
-    value = _value_of(option, words)
-    meant = " or ".join(f"{path}={value}" for path in paths)
-    return f"no such option: {option}. Fields are set as PATH=VALUE" + (f": {meant}" if meant else "")
-
-
-def _value_of(option: str, words: list[str]) -> str:
-    """The value given with the option: `--lr=1e-5`, `--lr 1e-5`."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    field = option.lstrip("-").replace("-", "_")
+    _, paths = suggestion(SkyRLTrainConfig, SkyRLTrainConfig, tuple(field.split(".")), 0, names_elsewhere)
+    given = "VALUE"
+    for word, following in pairwise([*words, ""]):  # `--lr=1e-5` or `--lr 1e-5`
         name, equals, value = word.partition("=")
         if name == option:
-            return value if equals else following or "VALUE"
-    return "VALUE"
+            given = value if equals else following or "VALUE"
+            break
+    meant = " or ".join(f"{path}={given}" for path in paths)
+    return f"no such option: {option}. Fields are set as PATH=VALUE" + (f": {meant}" if meant else "")

@@ -20,19 +20,11 @@ def require_packages(command: str, extra: str, *modules: str) -> None:
 
 def missing_package(error: ModuleNotFoundError) -> str | None:
     """The message for a package that one of skyrl's extras installs; None for any other module."""
-    package = (error.name or "").partition(".")[0]
-    extras = _extras().get(package)
+    package, distribution = (error.name or "").partition(".")[0], installed()
+    required = map(_REQUIREMENT.match, (distribution and distribution.requires) or ())
+    extras = [match[2] for match in required if match and match[1].lower().replace("-", "_") == package]
+    extras = [extra for extra in extras if extra not in _FOR_DEVELOPERS]
     if not extras:
         return None
     extra = "train" if "train" in extras else extras[0]
     return f"This needs the package {package}, which is not installed: {install_command(extra)}"
-
-
-def _extras() -> dict[str, list[str]]:
-    """Module name -> the extras that install it."""
-    extras: dict[str, list[str]] = {}
-    distribution = installed()
-    for line in (distribution and distribution.requires) or ():
-        if (match := _REQUIREMENT.match(line)) and match[2] not in _FOR_DEVELOPERS:
-            extras.setdefault(match[1].lower().replace("-", "_"), []).append(match[2])
-    return extras

@@ -50,6 +50,14 @@ def print_result(result: object, *, ok: bool = True, problems: Sequence[Problem]
     click.echo(json.dumps(output, indent=2, ensure_ascii=False, allow_nan=False))
 
 
+def print_either(result: object, text: str, *, as_json: bool) -> None:
+    """Print what a command found: the object of `--json`, or the text."""
+    if as_json:
+        print_result(result)
+    else:
+        click.echo(text)
+
+
 def print_usage_error(error: click.UsageError) -> None:
     """Print the object for a mistake in the arguments of a command that has --json; nothing for any other command."""
     context = error.ctx

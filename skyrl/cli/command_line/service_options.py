@@ -24,19 +24,14 @@ def port_option(default: int) -> Callable[[Callable[..., Any]], Callable[..., An
     )
 
 
+NAMES = click.option(
+    "--names", envvar="SKYRL_NAMES", metavar="STORE", help="Name store: nfs:FOLDER, etcd:HOST:PORT or ray:ADDRESS."
+)
+
+
 def name_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Options --name and --names of a service."""
-    for option in (
-        click.option(
-            "--names",
-            envvar="SKYRL_NAMES",
-            metavar="STORE",
-            help="Name store: nfs:FOLDER, etcd:HOST:PORT or ray:ADDRESS.",
-        ),
-        click.option("--name", help="Publish the address under this name while the service runs."),
-    ):
-        function = option(function)
-    return function
+    return click.option("--name", help="Publish the address under this name while the service runs.")(NAMES(function))
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """`skyrl plan`: which process would compute on which GPU, and how much work it would do, without starting anything.
 
-`skyrl.tools.run_plan` computes the plan, as data for `--json`; `plan_table.py` and `plan_memory.py` format it for
-terminals; `plan_fit.py` proposes layouts.
+`skyrl.tools.run_plan` computes the plan, as data for `--json`; `plan_table.py` formats it for terminals; `plan_fit.py`
+proposes layouts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import click
 
 from skyrl.cli.command_line.arguments import ARGUMENTS, TRUST, compose_rl, reads_code
 from skyrl.cli.command_line.commands import FieldsCommand, examples
-from skyrl.cli.command_line.json_output import json_option, print_result
+from skyrl.cli.command_line.json_output import json_option, print_either
+from skyrl.errors import UserError
 
 
 @click.command(cls=FieldsCommand, epilog=examples("skyrl plan run.toml", "skyrl plan run.toml --fit 8 --to fit.toml"))
@@ -54,24 +55,26 @@ def plan(
 
     Nothing is started.
     """
-    from skyrl.errors import UserError
-
     if gpus is not None:
         if drawn is not None:
             raise UserError("--svg draws one plan, but --fit proposes several: write one with --to, then draw it")
-        _propose(arguments, gpus, answer_tokens, file, as_json=as_json)
+        from skyrl.cli.planning.plan_fit import fit, rendered, write_layer
+
+        proposed = fit(arguments, gpus, answer_tokens)
+        if file is not None:
+            write_layer(proposed["proposals"][0], file)
+        print_either(proposed, rendered(proposed), as_json=as_json)
+        if file is not None:
+            click.echo(f"Wrote {file}: skyrl plan {' '.join(arguments)} {file}", err=True)
         return
     if answer_tokens is not None or file is not None:
         raise UserError(f"{'--to' if file else '--answer-tokens'} needs --fit GPUS")
 
-    from skyrl.cli.planning.plan_memory import memory_lines
-    from skyrl.cli.planning.plan_table import table
+    from skyrl.cli.planning.plan_table import memory_lines, table
     from skyrl.tools.run_plan import plan_of
 
-    run = compose_rl(
-        arguments, "its models are on placement.num_nodes x num_gpus_per_node; there is nothing to lay out"
-    )
-    planned = plan_of(run, gpus_per_node)
+    refusal = "its models are on placement.num_nodes x num_gpus_per_node; there is nothing to lay out"
+    planned = plan_of(compose_rl(arguments, refusal), gpus_per_node)
     if drawn is not None:
         from skyrl.storage.atomic import write_file
         from skyrl.tools.plan_picture import picture
@@ -80,23 +83,4 @@ def plan(
             write_file(drawn, picture(planned))
         except OSError as error:
             raise UserError(f"{drawn} cannot be written: {error.strerror}") from error
-    if as_json:
-        print_result(planned)
-    else:
-        click.echo("\n".join([table(planned), *memory_lines(planned)]))
-
-
-def _propose(
-    arguments: tuple[str, ...], gpus: int, answer_tokens: float | None, file: Path | None, *, as_json: bool
-) -> None:
-    from skyrl.cli.planning.plan_fit import fit, rendered, write_layer
-
-    proposed = fit(arguments, gpus, answer_tokens)
-    if file is not None:
-        write_layer(proposed["proposals"][0], file)
-    if as_json:
-        print_result(proposed)
-    else:
-        click.echo(rendered(proposed))
-    if file is not None:
-        click.echo(f"Wrote {file}: skyrl plan {' '.join(arguments)} {file}", err=True)
+    print_either(planned, "\n".join([table(planned), *memory_lines(planned)]), as_json=as_json)

@@ -4,13 +4,28 @@ layer that selects one.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from skyrl.autotune.search import Proposal
-    from skyrl.config import SkyRLTrainConfig
+import attrs
+import tomli_w
+
+from skyrl.autotune.search import proposals, reasons
+from skyrl.cli.command_line.arguments import split_words
+from skyrl.config.derive.engine_backends import backend_of
+from skyrl.config.derive.sizes import starts_engines
+from skyrl.config.estimates.memory import models_without_sizes
+from skyrl.config.estimates.memory_fit import GIB, as_arguments
+from skyrl.config.loading.kinds import samples_rollouts
+from skyrl.config.loading.load import compose
+from skyrl.config.loading.standalone_file import put
+from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.errors import ConfigError, UserError
+from skyrl.storage.atomic import write_file
+from skyrl.tools.run_plan import known_shape_of
+from skyrl.tree import get_at
 
 SHOWN = 3
 """Largest number of proposals that are printed."""
@@ -18,25 +33,33 @@ SHOWN = 3
 
 def fit(arguments: Sequence[str], gpus: int, answer_tokens: float | None) -> dict[str, Any]:
     """The fastest layouts that fit and pass the check, with their reasons, as data. Raises `UserError` if none does."""
-    from skyrl.autotune.reasons import reasons
-    from skyrl.autotune.search import proposals
-    from skyrl.tools.memory_estimate import known_shape_of
-
-    run = _run(arguments)
-    _refuse_unknown(run)
+    files, words = split_words(arguments)
+    run = _run(files, words)
     proposed: list[dict[str, Any]] = []
     refusals: list[str] = []
     for proposal in proposals(run, gpus, known_shape_of, answer_tokens):
-        refusal = _refusal(arguments, proposal)
-        if refusal is not None:
-            refusals.append(refusal)
+        try:
+            compose(files, [*words, *as_arguments(proposal.changes).split()], environ=os.environ)
+        except ConfigError as error:
+            refusals.append(error.problems[0].message)
             continue
-        proposal_reasons = reasons(run, proposal, known_shape_of, answer_tokens)
-        proposed.append({**_proposal_data(run, proposal), "reasons": proposal_reasons})
+        seconds, fullest = proposal.seconds, proposal.fullest
+        proposed.append(
+            {
+                "changes": {path: value for path, value in proposal.changes.items() if get_at(run, path) != value},
+                "seconds": {**attrs.asdict(seconds), "step": seconds.step},
+                "fullest": {"name": fullest.name, "role": fullest.role, "bytes": fullest.bytes},
+                "gpu_bytes": proposal.memory,
+                "host_bytes": proposal.host,
+                "colocated": bool(proposal.changes["trainer.placement.colocate_all"]),
+                "engine_gpus": proposal.engine_gpus,
+                "reasons": reasons(run, proposal, known_shape_of, answer_tokens),
+            }
+        )
         if len(proposed) == SHOWN:
             break
     if not proposed:
-        raise _no_layout_error(run, gpus, refusals)
+        raise UserError(f"--fit {gpus}: {_missing_layout_reason(run, gpus, refusals)}")
     return {"gpus": gpus, "gpu_kind": run.trainer.placement.gpu_kind, "proposals": proposed}
 
 
@@ -48,120 +71,56 @@ def rendered(proposed: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def layer(proposal: Mapping[str, Any]) -> str:
-    """The changes of a proposal as a TOML file to pass after the run's own files."""
-    import tomli_w
-
-    from skyrl.config.loading.standalone_file import put
-
+def write_layer(proposal: Mapping[str, Any], file: Path) -> None:
+    """Write the changes of a proposal to a TOML file that does not exist yet, to pass after the run's own files. Raises
+    `UserError`.
+    """
+    if file.exists():
+        raise UserError(f"--to {file}: the file already exists; choose another, or remove it")
     tables: dict[str, Any] = {}
     for path, value in proposal["changes"].items():
         put(tables, path.split("."), value)
-    return "# Written by `skyrl plan --fit`; pass it after the run's own file.\n" + tomli_w.dumps(tables)
-
-
-def write_layer(proposal: Mapping[str, Any], file: Path) -> None:
-    """Write `layer` to a file that does not exist yet. Raises `UserError`."""
-    from skyrl.errors import UserError
-    from skyrl.storage.atomic import write_file
-
-    if file.exists():
-        raise UserError(f"--to {file}: the file already exists; choose another, or remove it")
+    head = "# Written by `skyrl plan --fit`; pass it after the run's own file.\n"
     try:
-        write_file(file, layer(proposal))
+        write_file(file, head + tomli_w.dumps(tables))
     except OSError as error:
         raise UserError(f"--to {file}: {error.strerror}") from None
 
 
-def _run(arguments: Sequence[str]) -> SkyRLTrainConfig:
-    """The run that the arguments describe. Warnings are dropped: that the run does not fit is why --fit is used."""
-    import os
-
-    from skyrl.cli.command_line.arguments import split_words
-    from skyrl.config.loading.kinds import samples_rollouts
-    from skyrl.config.loading.load import compose
-    from skyrl.errors import UserError
-
-    run = compose(*split_words(arguments), environ=os.environ).config
+def _run(files: Sequence[str], words: Sequence[str]) -> SkyRLTrainConfig:
+    """The run that the arguments describe. Warnings are dropped: that the run does not fit is why --fit is used. Raises
+    `UserError` for a run whose layouts cannot be estimated.
+    """
+    run = compose(files, words, environ=os.environ).config
     if not samples_rollouts(run):
         raise UserError(f"kind = {run.kind}: --fit lays out learners and engines, but this run has no engines")
+    engine = run.generator.inference_engine
+    unknown = models_without_sizes(run, known_shape_of)
+    obstacles = []
+    if run.trainer.device != "cuda":
+        obstacles.append("layouts are for GPUs: set trainer.device=cuda")
+    if run.trainer.placement.gpu_kind is None:
+        obstacles.append("set the kind of GPU, such as trainer.placement.gpu_kind=H100-80")
+    if unknown:
+        obstacles.append(f"the sizes of {', '.join(unknown)} are unknown: use a folder with a config.json")
+    if not starts_engines(run) or backend_of(engine).is_embedded:
+        obstacles.append(f"the run must start its engines on GPUs, but backend = {engine.backend} starts none")
+    if obstacles:
+        raise UserError("--fit: " + "\n--fit: ".join(obstacles))
     return run
 
 
-def _refuse_unknown(run: SkyRLTrainConfig) -> None:
-    """Raises `UserError` for a run whose layouts cannot be estimated."""
-    from skyrl.config.derive.engine_backends import backend_of
-    from skyrl.config.derive.sizes import starts_engines
-    from skyrl.config.estimates.memory import models_without_sizes
-    from skyrl.errors import UserError
-    from skyrl.tools.memory_estimate import known_shape_of
-
-    engine = run.generator.inference_engine
-    unknown = models_without_sizes(run, known_shape_of)
-    reasons = []
-    if run.trainer.device != "cuda":
-        reasons.append("layouts are for GPUs: set trainer.device=cuda")
-    if run.trainer.placement.gpu_kind is None:
-        reasons.append("set the kind of GPU, such as trainer.placement.gpu_kind=H100-80")
-    if unknown:
-        reasons.append(f"the sizes of {', '.join(unknown)} are unknown: use a folder with a config.json")
-    if not starts_engines(run) or backend_of(engine).is_embedded:
-        reasons.append(f"the run must start its engines on GPUs, but backend = {engine.backend} starts none")
-    if reasons:
-        raise UserError("--fit: " + "\n--fit: ".join(reasons))
-
-
-def _refusal(arguments: Sequence[str], proposal: Proposal) -> str | None:
-    """The reason why the check refuses the run with the proposal; None if it passes."""
-    import os
-
-    from skyrl.cli.command_line.arguments import split_words
-    from skyrl.config.estimates.memory_fit import as_arguments
-    from skyrl.config.loading.load import compose
-    from skyrl.errors import ConfigError
-
-    files, words = split_words(arguments)
-    try:
-        compose(files, [*words, *as_arguments(proposal.changes).split()], environ=os.environ)
-    except ConfigError as error:
-        return error.problems[0].message
-    return None
-
-
-def _no_layout_error(run: SkyRLTrainConfig, gpus: int, refusals: Sequence[str]) -> Exception:
-    from skyrl.autotune.search import proposals
-    from skyrl.errors import UserError
-    from skyrl.tools.memory_estimate import known_shape_of
-
+def _missing_layout_reason(run: SkyRLTrainConfig, gpus: int, refusals: Sequence[str]) -> str:
     if refusals:
-        return UserError(f"--fit {gpus}: `skyrl config check` refuses all layouts that fit: {refusals[0]}")
+        return f"`skyrl config check` refuses all layouts that fit: {refusals[0]}"
     kind, more = run.trainer.placement.gpu_kind, gpus
     while (more := 2 * more) <= 64 * gpus:
         if proposals(run, more, known_shape_of):
-            return UserError(f"--fit {gpus}: no layout fits {gpus} x {kind}; {more} would be enough")
-    return UserError(f"--fit {gpus}: no layout fits {kind}; shorten the answers, or use GPUs with more memory")
-
-
-def _proposal_data(run: SkyRLTrainConfig, proposal: Proposal) -> dict[str, Any]:
-    import attrs
-
-    from skyrl.tree import get_at
-
-    seconds = proposal.seconds
-    return {
-        "changes": {path: value for path, value in proposal.changes.items() if get_at(run, path) != value},
-        "seconds": {**attrs.asdict(seconds), "step": seconds.step},
-        "fullest": {"name": proposal.fullest.name, "role": proposal.fullest.role, "bytes": proposal.fullest.bytes},
-        "gpu_bytes": proposal.memory,
-        "host_bytes": proposal.host,
-        "colocated": bool(proposal.changes["trainer.placement.colocate_all"]),
-        "engine_gpus": proposal.engine_gpus,
-    }
+            return f"no layout fits {gpus} x {kind}; {more} would be enough"
+    return f"no layout fits {kind}; shorten the answers, or use GPUs with more memory"
 
 
 def _lines(number: int, proposal: Mapping[str, Any]) -> Iterator[str]:
-    from skyrl.config.estimates.memory_fit import GIB, as_arguments
-
     seconds, fullest = proposal["seconds"], proposal["fullest"]
     engines = "taking turns on all GPUs" if proposal["colocated"] else f"engines on {proposal['engine_gpus']} of them"
     phases = ", ".join(

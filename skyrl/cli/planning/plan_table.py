@@ -1,30 +1,31 @@
-"""Formats a plan, which `skyrl.tools.run_plan` computes, as a table."""
+"""Formats a plan, which `skyrl.tools.run_plan` computes: processes, their work, and the memory of one GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from skyrl.planning.layout import counted
+from skyrl.config.estimates.memory_fit import GIB, as_arguments
+from skyrl.planning.layout import counted, ranges
+from skyrl.planning.memory import PARTS
 from skyrl.tools.run_plan import Plan, placement_text
+
+MIB = 2**20
 
 
 def table(plan: Plan) -> str:
     """The plan as text: one line of totals, the GPUs of each process, then the work of each in one training step."""
-    slot = "gpus" if plan["gpus"] else "slots"
-    placements = _columns([["process", "ranks", "where"], *_seats(plan, slot)])
-    work = [["model", "ranks", "data parallel", "work of each rank in a training step"], *map(_work, plan["models"])]
-    seats = [] if plan["executor"] == "in_process" else [*placements, ""]
-    return "\n".join([*_heading(plan), "", *seats, *_columns(work), *_engines(plan)])
-
-
-def _heading(plan: Plan) -> list[str]:
-    """The resources of the whole run, in words."""
     if plan["executor"] == "in_process":
-        return ["Everything runs in the command's own process."]
-    note = "trainer.device is cpu: slots are counted instead of GPUs, each a place for one process."
-    return [f"{placement_text(plan)}, {counted(plan['actors'], 'actor')} on Ray.", *([] if plan["gpus"] else [note])]
+        lines = ["Everything runs in the command's own process.", ""]
+    else:
+        lines = [f"{placement_text(plan)}, {counted(plan['actors'], 'actor')} on Ray."]
+        if not plan["gpus"]:
+            lines.append("trainer.device is cpu: slots are counted instead of GPUs, each a place for one process.")
+        seats = _seats(plan, "gpus" if plan["gpus"] else "slots")
+        lines += ["", *_columns([["process", "ranks", "where"], *seats]), ""]
+    work = [["model", "ranks", "data parallel", "work of each rank in a training step"], *map(_work, plan["models"])]
+    return "\n".join([*lines, *_columns(work), *_engines(plan)])
 
 
 def _seats(plan: Plan, slot: str) -> list[list[str]]:
@@ -42,7 +43,7 @@ def _seats(plan: Plan, slot: str) -> list[list[str]]:
             else:
                 stretches.append((ranks, list(nodes), where))
         rows += [
-            [role, _ranges(ranks), f"{'node' if len(nodes) == 1 else 'nodes'} {_ranges(nodes)} {slot} {where}"]
+            [role, ranges(ranks), f"{'node' if len(nodes) == 1 else 'nodes'} {ranges(nodes)} {slot} {where}"]
             for ranks, nodes, where in stretches
         ]
     return rows
@@ -52,13 +53,11 @@ def _gpus_per_node(placements: Sequence[Mapping[str, Any]], nodes: Sequence[int]
     """GPUs on each of the nodes: joined for ranks with one GPU, separate for larger ones."""
     if len(nodes) == 1:
         gpu_lists = [[gpu for _, gpu in placed["places"]] for placed in placements]
-        return (
-            _ranges([gpu for gpus in gpu_lists for gpu in gpus])
-            if len(gpu_lists[0]) == 1
-            else " | ".join(map(_ranges, gpu_lists))
-        )
+        if len(gpu_lists[0]) == 1:
+            return ranges(gpu for gpus in gpu_lists for gpu in gpus)
+        return " | ".join(map(ranges, gpu_lists))
     [placed, *_] = placements
-    parts = [_ranges([gpu for gpu_node, gpu in placed["places"] if gpu_node == node]) for node in nodes]
+    parts = [ranges([gpu for gpu_node, gpu in placed["places"] if gpu_node == node]) for node in nodes]
     return parts[0] if len(set(parts)) == 1 else " + ".join(parts)
 
 
@@ -73,19 +72,13 @@ def _work(model: Mapping[str, Any]) -> list[str]:
     if model["rows_scored"]:
         passes = _passes(model, "scoring_micro_batches", "scoring_micro_batch_size", "pass", "passes")
         tasks.append(f"scores {counted(model['rows_scored'], 'sample')} in {passes}")
-    return [str(model["role"]), str(model["ranks"]), _replicas(model), "; ".join(tasks)]
-
-
-def _replicas(model: Mapping[str, Any]) -> str:
-    """Number of replicas, and the ranks of each: `4`, or `4 x sequence 2` if pairs of ranks share sequences. In
-    `4 (expert 2)`, pairs of ranks hold different experts.
-    """
+    # Number of replicas, and the ranks of each: `4`, or `4 x sequence 2` if pairs of ranks share sequences. In
+    # `4 (expert 2)`, pairs of ranks hold different experts.
     sizes = {name: model[f"{name}_parallel"] for name in ("pipeline", "context", "sequence", "tensor")}
-    replicas = " x ".join(
-        [str(model["data_parallel"]), *(f"{name} {size}" for name, size in sizes.items() if size > 1)]
-    )
-    experts = model["expert_parallel"]
-    return f"{replicas} (expert {experts})" if experts > 1 else replicas
+    shared = (f"{name} {size}" for name, size in sizes.items() if size > 1)
+    experts = f" (expert {model['expert_parallel']})" if model["expert_parallel"] > 1 else ""
+    replicas = " x ".join([str(model["data_parallel"]), *shared]) + experts
+    return [str(model["role"]), str(model["ranks"]), replicas, "; ".join(tasks)]
 
 
 def _passes(model: Mapping[str, Any], count: str, size: str, noun: str, plural: str) -> str:
@@ -114,12 +107,61 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _ranges(numbers: Iterable[int]) -> str:
-    """Ascending numbers as text, with consecutive ones as a range: `0-3, 6`."""
-    stretches: list[list[int]] = []
-    for number in numbers:
-        if stretches and stretches[-1][-1] + 1 == number:
-            stretches[-1].append(number)
-        else:
-            stretches.append([number])
-    return ", ".join(f"{part[0]}" if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in stretches)
+def memory_lines(plan: Mapping[str, Any]) -> list[str]:
+    """The estimate as text: a row for each phase, then the verdict."""
+    memory = plan["memory"]
+    if memory["phases"] is None:
+        return ["", f"Memory is not estimated: {memory['why']}"]
+    largest = max(phase["bytes"] for phase in memory["phases"])
+    unit, name = (GIB, "GiB") if largest >= GIB else (MIB, "MiB")
+    on_cuda = plan["device"] == "cuda"
+    rows = _memory_rows(memory["phases"], unit, f"{name} per {'GPU' if on_cuda else 'process'}")
+    estimated = ", ".join(memory["estimated"])
+    guessed = [f"{estimated}: layers of a kind that is not counted; taken for those of a Llama or Mixtral."] * bool(
+        estimated
+    )
+    unpacked = [f"{path}: packed rows would see each other, so rows are padded." for path in memory["unpacked"]]
+    return ["", *rows, *guessed, *unpacked, *(_verdict(memory) if on_cuda else [])]
+
+
+def _memory_rows(phases: Sequence[Mapping[str, Any]], unit: int, title: str) -> list[str]:
+    parts = [part for part in PARTS if any(phase["parts"].get(part) for phase in phases)]
+    head = [title, "model", "total", *parts, "on the host"]
+    rows = [
+        [
+            phase["name"],
+            phase["role"],
+            *(f"{size / unit:.1f}" for size in (phase["bytes"], *(phase["parts"].get(part, 0) for part in parts))),
+            f"{phase['host'] / unit:.1f}",
+        ]
+        for phase in phases
+    ]
+    table = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if index < 2 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in table
+    ]
+
+
+def _verdict(memory: Mapping[str, Any]) -> list[str]:
+    kind = memory["gpu_kind"]
+    if memory["fits"] is None:
+        return [] if kind else ["Set trainer.placement.gpu_kind to see whether it fits."]
+    usable, sequences = memory["usable_bytes"] / GIB, memory["sequences_in_cache"]
+    cache = "" if sequences is None else f" An engine's cache holds {sequences} full-length sequences at once."
+    if memory["fits"]:
+        return [f"It fits {kind}, of which {usable:.1f} GiB may be used.{cache}"]
+    lines = [f"It does not fit {kind}, of which {usable:.1f} GiB may be used: {memory['why']}."]
+    if memory["binding"]:
+        lines.append(f"Deciding settings: {', '.join(memory['binding'])}.")
+    nearest = memory["nearest"]
+    return [
+        *lines,
+        f"Closest change that fits: {as_arguments(nearest)}"
+        if nearest
+        else "No change of one or two settings makes it fit.",
+    ]

@@ -15,6 +15,7 @@ from attrs import asdict
 from skyrl.cli.command_line.arguments import ARGUMENTS, TRUST, compose_rl, split_words
 from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
+from skyrl.errors import UserError
 
 if TYPE_CHECKING:
     from skyrl.config import SkyRLTrainConfig
@@ -52,7 +53,6 @@ def rehearse(arguments: tuple[str, ...], gpus: int | None, timeout: float, keep:
     """
     from tempfile import TemporaryDirectory
 
-    from skyrl.errors import UserError
     from skyrl.tools.rehearsal import Rehearsal
 
     run = compose_rl(arguments, "only reinforcement-learning runs can be rehearsed")
@@ -114,8 +114,8 @@ def _memory(memory: dict[str, object]) -> Iterator[Finding]:
 
 def _heads(run: SkyRLTrainConfig) -> Iterator[Finding]:
     from skyrl.config.derive.engine_backends import backend_of
-    from skyrl.tools.memory_estimate import known_shape_of
     from skyrl.tools.rehearsal import Finding
+    from skyrl.tools.run_plan import known_shape_of
 
     engine, shape = run.generator.inference_engine, known_shape_of(run.trainer.policy.model.path or "")
     if backend_of(engine).package != "vllm" or run.trainer.device != "cuda" or shape is None:

@@ -10,6 +10,7 @@ import click
 from skyrl.cli.command_line.arguments import ARGUMENTS, TRUST, compose_rl
 from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
+from skyrl.errors import UserError
 
 if TYPE_CHECKING:
     from skyrl.config import SkyRLTrainConfig
@@ -30,11 +31,8 @@ class _Duration(click.ParamType[Any]):
             p90, *more = numbers[1:] or [mean]
             (longest,) = more or [3 * max(mean, p90)]
         except ValueError:
-            self.fail(
-                f"{value!r} is not a duration: write the mean, 90th percentile and maximum in seconds, as in 20,45,90",
-                param,
-                ctx,
-            )
+            form = "write the mean, 90th percentile and maximum in seconds, as in 20,45,90"
+            self.fail(f"{value!r} is not a duration: {form}", param, ctx)
         if not all(0 <= number < float("inf") for number in numbers):
             self.fail(f"{value!r}: seconds must be zero or positive", param, ctx)
         if longest < max(mean, p90):
@@ -93,18 +91,27 @@ def simulate(
     others: list[tuple[int, Outcome]] = []
     if split:
         engines, learners = _gpus(config)
-        unit = max(1, (engines + learners) // 16)
-        for share, other in splits(world, engines, learners, engines + learners, unit):
-            others.append((share, run(other, max(5, steps // 5))))
+        worlds = splits(world, engines, learners, max(1, (engines + learners) // 16))
+        others = [(share, run(other, max(5, steps // 5))) for share, other in worlds]
     failing = _failing(config, outcome, failures_per_hour, restart_seconds, checkpoint_seconds)
     if as_json:
         dealt = [{"engine_gpus": share, **summary(item)} for share, item in others]
         more = ({"splits": dealt} if split else {}) | ({"failures": failing} if failing else {})
         print_result(summary(outcome) | more)
         return
-    click.echo(_render(outcome))
+    ages = ", ".join(f"{age}: {count}" for age, count in outcome.groups_by_age.items())
+    click.echo(
+        f"{outcome.steps} steps in {outcome.seconds:,.1f} s ({outcome.seconds / outcome.steps:.2f} s each)\n"
+        f"{outcome.trajectories_per_second:,.2f} trajectories/s\n"
+        f"idle: engines {outcome.engines_idle:.0%}, learners {outcome.learners_idle:.0%}\n"
+        f"groups by age in versions: {ages}"
+    )
     if failing:
-        click.echo(_render_failing(failing))
+        click.echo(f"one failure every {failing['hours_between_failures']:,.1f} h on {failing['gpus']:,} GPUs:")
+        for interval, part in failing["share_trained"].items():
+            name = "best: " if interval == str(failing["best_ckpt_interval"]) else ""
+            rate = failing["trajectories_per_second"][interval]
+            click.echo(f"  {name}ckpt_interval = {interval}: {part:.1%} of the time, {rate:,.2f} trajectories/s")
     for share, entry in sorted(others, key=lambda pair: -pair[1].trajectories_per_second)[:5]:
         click.echo(
             f"  {share:>5} GPUs for engines: {entry.trajectories_per_second:.2f} trajectories/s, engines idle "
@@ -117,7 +124,6 @@ def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, 
     Raises `UserError` if a duration is missing.
     """
     from skyrl.config.derive.sizes import engines_of
-    from skyrl.errors import UserError
     from skyrl.experiments.factories import in_flight_policy, stream_limits
     from skyrl.tools.simulation import Seconds, World, measured
     from skyrl.tracking.jsonlines import JsonLines
@@ -160,7 +166,6 @@ def _failing(
     of the durations is given.
     """
     from skyrl.config.derive.sizes import sizes_of
-    from skyrl.errors import UserError
     from skyrl.planning.failures import GPU_HOURS_BETWEEN_FAILURES, Interruptions
     from skyrl.planning.layout import layout
 
@@ -187,32 +192,11 @@ def _failing(
     }
 
 
-def _render_failing(failing: dict[str, Any]) -> str:
-    best = str(failing["best_ckpt_interval"])
-    lines = [f"one failure every {failing['hours_between_failures']:,.1f} h on {failing['gpus']:,} GPUs:"]
-    for interval, share in failing["share_trained"].items():
-        name = "best: " if interval == best else ""
-        rate = failing["trajectories_per_second"][interval]
-        lines.append(f"  {name}ckpt_interval = {interval}: {share:.1%} of the time, {rate:,.2f} trajectories/s")
-    return "\n".join(lines)
-
-
 def _gpus(config: SkyRLTrainConfig) -> tuple[int, int]:
     """GPUs of engines and of learners in the configured placement."""
     from skyrl.config.derive.sizes import engines_of, grid_of
-    from skyrl.errors import UserError
 
     engines = engines_of(config)
     if engines is None or config.trainer.placement.colocate_all:
         raise UserError("--split needs engines on GPUs of their own: trainer.placement.colocate_all = false")
     return engines.gpus, grid_of(config, "policy").ranks
-
-
-def _render(outcome: Outcome) -> str:
-    ages = ", ".join(f"{age}: {count}" for age, count in outcome.groups_by_age.items())
-    return (
-        f"{outcome.steps} steps in {outcome.seconds:,.1f} s ({outcome.seconds / outcome.steps:.2f} s each)\n"
-        f"{outcome.trajectories_per_second:,.2f} trajectories/s\n"
-        f"idle: engines {outcome.engines_idle:.0%}, learners {outcome.learners_idle:.0%}\n"
-        f"groups by age in versions: {ages}"
-    )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,14 +25,12 @@ from skyrl.cli.command_line.arguments import (
     warn,
 )
 from skyrl.cli.command_line.commands import Commands, examples
-from skyrl.cli.command_line.json_output import json_option, print_result
+from skyrl.cli.command_line.json_output import json_option, print_either, print_result
 from skyrl.cli.command_line.messages import say_problems
-from skyrl.errors import ConfigError, Problem
+from skyrl.errors import ConfigError, Problem, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from skyrl.config.loading.explain import Explanation, ValueOrigin
+    from skyrl.config.loading.explain import Explanation
     from skyrl.interop.report import Conversion
 
 _LANGUAGE = click.option(
@@ -131,26 +131,27 @@ def explain(path: str, arguments: tuple[str, ...], as_json: bool) -> None:
     loaded = load_words(arguments)
     run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
     explanation = explain_path(path, run, origins)
-    if as_json:
-        print_result(attrs.asdict(explanation))
-    else:
-        click.echo(explanation_text(explanation))
+    print_either(attrs.asdict(explanation), explanation_text(explanation), as_json=as_json)
 
 
 def explanation_text(explanation: Explanation) -> str:
     """The explanation as text for a terminal."""
-    import textwrap
-
     is_table = explanation.type.startswith("a table (") and isinstance(explanation.value, dict)
     kind = ", ".join(filter(None, (explanation.type, explanation.allowed)))
     lines = [explanation.path if is_table else f"{explanation.path} = {_spelled(explanation.value)}", f"  {kind}"]
     lines += textwrap.wrap(explanation.doc, 100, initial_indent="  ", subsequent_indent="  ")
     if is_table:
-        lines += ["", *_fields(explanation.value)]
+        lines += ["", "Its fields (explain one to see where its value comes from and what checks it):"]
+        inner = Counter(name.partition(".")[0] for name in explanation.value if "." in name)
+        lines += [f"  {name} = {_spelled(value)}" for name, value in explanation.value.items() if "." not in name]
+        lines += [f"  {name}  (a table of {number} fields)" for name, number in inner.items()]
     else:
         width = max(len(step.location) for step in explanation.chain)
         lines += ["", "Where it came from, the last one wins:"]
-        lines += [line for step in explanation.chain for line in _step(step, width)]
+        for step in explanation.chain:
+            lines.append(f"  {step.location:<{width}}  {_spelled(step.value)}")
+            lines += textwrap.wrap(step.because, 96, initial_indent="      ", subsequent_indent="      ")
+            lines += (f"      from {path} = {_spelled(value)}  ({location})" for path, value, location in step.reads)
     if explanation.feeds:
         lines += ["", "What is derived from it:", *(f"  {path}  ({rule})" for path, rule in explanation.feeds)]
     if explanation.acts_when:
@@ -161,22 +162,6 @@ def explanation_text(explanation: Explanation) -> str:
         for name, sentence in explanation.checks:
             lines += textwrap.wrap(f"{name}: {sentence}", 100, initial_indent="  ", subsequent_indent="      ")
     return "\n".join(lines)
-
-
-def _fields(table: Mapping[str, Any]) -> list[str]:
-    """The fields of a table; for nested tables, only their number of fields."""
-    inner = Counter(name.partition(".")[0] for name in table if "." in name)
-    rows = [f"  {name} = {_spelled(value)}" for name, value in table.items() if "." not in name]
-    rows += [f"  {name}  (a table of {number} fields)" for name, number in inner.items()]
-    return ["Its fields (explain one to see where its value comes from and what checks it):", *rows]
-
-
-def _step(step: ValueOrigin, width: int) -> list[str]:
-    import textwrap
-
-    lines = [f"  {step.location:<{width}}  {_spelled(step.value)}"]
-    lines += textwrap.wrap(step.because, 96, initial_indent="      ", subsequent_indent="      ")
-    return [*lines, *(f"      from {path} = {_spelled(value)}  ({location})" for path, value, location in step.reads)]
 
 
 def _spelled(value: object) -> str:
@@ -264,7 +249,6 @@ def convert(
     concern machines go into a second file, run.cluster.toml beside run.toml, which `skyrl launch` reads with --cluster.
     """
     from skyrl.config.loading.recognition import refuse_other_sources
-    from skyrl.errors import UserError
     from skyrl.interop.recognised import NAMES, recognised_system
     from skyrl.interop.values import is_script
 
@@ -283,7 +267,7 @@ def convert(
     from skyrl.tree.imports import following
 
     with following("nothing"):
-        converted = _converter(house, number, kind, keep_engine=keep_engine)(source)
+        converted = _converted(source, house, number, kind, keep_engine=keep_engine)
     if as_json and not output:
         raise UserError("--json prints the report instead of the TOML: write the TOML to a file with --to")
     if not converted.lines:
@@ -341,33 +325,31 @@ def _reported(converted: Conversion, house: str, is_written: bool) -> dict[str, 
     }
 
 
-def _converter(house: str, number: int | None, kind: str | None, *, keep_engine: bool) -> Callable[[str], Conversion]:
-    """The converter of files of one system. `number` chooses among the commands of a script."""
-    from functools import partial
-
+def _converted(source: str, house: str, number: int | None, kind: str | None, *, keep_engine: bool) -> Conversion:
+    """The converted file of one system. `number` chooses among the commands of a script."""
     if house == "areal":
         from skyrl.interop.areal.convert import convert_areal
 
-        return partial(convert_areal, keep_engine=keep_engine, number=number)
+        return convert_areal(source, keep_engine=keep_engine, number=number)
     if house == "verl":
-        from skyrl.interop.verl.convert import convert_verl as convert_file
-    elif house == "trl":
+        from skyrl.interop.verl.convert import convert_verl
+
+        return convert_verl(source, number=number)
+    if house == "trl":
         from skyrl.interop.trl.convert import convert_trl
 
-        return partial(convert_trl, number=number, kind=kind)
-    elif house == "prime-rl":
+        return convert_trl(source, number=number, kind=kind)
+    if house == "prime-rl":
         from skyrl.interop.prime_rl.convert import convert_prime_rl
 
-        return convert_prime_rl
-    else:
-        from skyrl.interop.skyrl.scripts import convert_skyrl as convert_file
-    return partial(convert_file, number=number)
+        return convert_prime_rl(source)
+    from skyrl.interop.skyrl.scripts import convert_skyrl
+
+    return convert_skyrl(source, number=number)
 
 
 def _refuse_to_replace(output: str) -> None:
     """Raises `UserError` for a file that exists."""
-    from skyrl.errors import UserError
-
     if os.path.exists(output):
         raise UserError(f"{output} already exists: choose another file, or overwrite it with --force")
 
@@ -376,11 +358,8 @@ def _write_converted(converted: Conversion, output: str | None, cluster: str | N
     """Write the TOML to a file or to standard output, and the description of the cluster to a separate file. Raises
     `UserError` for a file that cannot be written.
     """
-    from pathlib import Path
-
     from skyrl.cli.preparing.show import dump
     from skyrl.config.cluster import ClusterConfig
-    from skyrl.errors import UserError
     from skyrl.storage.atomic import write_files
 
     text = converted.header() + dump(converted.tables, "toml", converted.root)

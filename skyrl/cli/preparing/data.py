@@ -8,7 +8,7 @@ import click
 
 from skyrl.cli.command_line.arguments import ARGUMENTS, TRUST, compose_arguments
 from skyrl.cli.command_line.commands import Commands, examples
-from skyrl.cli.command_line.json_output import json_option, print_result
+from skyrl.cli.command_line.json_output import json_option, print_either
 
 
 @click.group(cls=Commands)
@@ -35,10 +35,7 @@ def inspect(arguments: tuple[str, ...], as_json: bool) -> None:
     from skyrl.tools.data_report import data_report, text_of
 
     report = data_report(run)
-    if as_json:
-        print_result(asdict(report))
-    else:
-        click.echo(text_of(report))
+    print_either(asdict(report), text_of(report), as_json=as_json)
 
 
 @data.command(
@@ -64,10 +61,8 @@ def make(name: str, out: Path, sources: tuple[str, ...], as_json: bool) -> None:
     from skyrl.data.makers import make_files
 
     sizes = make_files(name, out, sources)
-    if as_json:
-        print_result({"files": sizes})
-    else:
-        click.echo("\n".join(f"{file}: {count} prompts" for file, count in sizes.items()))
+    text = "\n".join(f"{file}: {count} prompts" for file, count in sizes.items())
+    print_either({"files": sizes}, text, as_json=as_json)
 
 
 @data.command(epilog=examples("skyrl data split run.toml --out data --share 0.1"))
@@ -95,10 +90,8 @@ def split(arguments: tuple[str, ...], out: Path, share: float, seed: int, as_jso
     from skyrl.tools.data_report import split_data
 
     halves = split_data(run, out, share, seed)
-    if as_json:
-        print_result(asdict(halves))
-    else:
-        click.echo(f"{halves.train}: {halves.rows[0]} rows\n{halves.validation}: {halves.rows[1]} rows")
+    text = f"{halves.train}: {halves.rows[0]} rows\n{halves.validation}: {halves.rows[1]} rows"
+    print_either(asdict(halves), text, as_json=as_json)
 
 
 @data.command(epilog=examples("skyrl data show run.toml --row 3"))
@@ -122,10 +115,7 @@ def show(arguments: tuple[str, ...], index: int, source: int, as_json: bool) -> 
     The learned tokens are between ⟦ and ⟧. A weight in the loss other than 1 follows the bracket: ⟦Four.⟧*0.5.
     """
     run = compose_arguments(arguments).config
-    from skyrl.tools.row_view import row_page
+    from skyrl.tools.data_report import row_page
 
     page = row_page(run, source, index)
-    if as_json:
-        print_result({"source": source, "row": index, "text": page})
-    else:
-        click.echo(page)
+    print_either({"source": source, "row": index, "text": page}, page, as_json=as_json)

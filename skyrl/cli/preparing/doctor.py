@@ -14,6 +14,7 @@ from attrs import asdict
 from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, TRUST, compose_arguments
 from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
+from skyrl.errors import UserError
 
 if TYPE_CHECKING:
     from skyrl.config.foundation.entry import RunConfig
@@ -84,10 +85,8 @@ def machine_facts(run: RunConfig) -> Iterator[tuple[str, str]]:
     model = get_at(run, f"{kind.model}.path")
     processes = kind.trained.ranks(run)
     single_process = processes == 1 and trainer.placement.executor != "ray"
-    execution = (
-        "in one process" if single_process else f"by {trainer.strategy} in {counted(processes, 'process', 'processes')}"
-    )
-    yield "model", f"{model}, trained on {trainer.device} {execution}"
+    ranks = f"by {trainer.strategy} in {counted(processes, 'process', 'processes')}"
+    yield "model", f"{model}, trained on {trainer.device} {'in one process' if single_process else ranks}"
     yield from _rows(run)
     if trainer.device == "cuda":
         yield "compute", f"{trainer.compute_dtype}, attention by {trainer.attention}"
@@ -149,7 +148,6 @@ def examine(run: AnyRun, seconds: float, *, quiet: bool = False) -> list[Cluster
     run names no cluster, and `ProcessError` if the cluster does not answer.
     """
     from skyrl.config.loading.kinds import kind_of
-    from skyrl.errors import UserError
     from skyrl.planning.layout import layout
     from skyrl.processes.machine_facts import facts_here
     from skyrl.processes.ray.survey import survey
@@ -166,12 +164,13 @@ def examine(run: AnyRun, seconds: float, *, quiet: bool = False) -> list[Cluster
     problems = list(cluster_findings(result, local_facts, shared, layout(kind_of(run).sizes(run)), unit))
     if quiet:
         return problems
-    for line in _aligned(["machine", "python", "torch", "ray", "clock", "free memory", "GPUs"], _machines(result)):
-        click.echo(line)
+    head = ["machine", "python", "torch", "ray", "clock", "free memory", "GPUs"]
+    click.echo("\n".join(_aligned(head, _machines(result))))
     if result.links:
-        for line in ("", *_aligned(["from", "to", "round trip", "bandwidth"], _links(result))):
-            click.echo(line)
-    click.echo("\n".join(_report_lines(problems)))
+        click.echo("\n".join(["", *_aligned(["from", "to", "round trip", "bandwidth"], _links(result))]))
+    click.echo(f"\n{len(problems)} finding{'s' if len(problems) > 1 else ''}:" if problems else "No problems found.")
+    for finding in problems:
+        click.echo(f"  {finding.where}: {finding.problem}\n    {finding.remedy}")
     return problems
 
 
@@ -220,13 +219,3 @@ def _aligned(head: Sequence[str], rows: Iterator[list[str]]) -> Iterator[str]:
     widths = [max(len(row[column]) for row in table if column < len(row)) for column in range(len(head))]
     for row in table:
         yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=False)).rstrip()
-
-
-def _report_lines(problems: Sequence[ClusterFinding]) -> Iterator[str]:
-    if not problems:
-        yield "No problems found."
-        return
-    yield f"\n{len(problems)} finding{'s' if len(problems) > 1 else ''}:"
-    for finding in problems:
-        yield f"  {finding.where}: {finding.problem}"
-        yield f"    {finding.remedy}"

@@ -7,7 +7,6 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -67,8 +66,12 @@ def _prepare(folder: Path, words: list[str]) -> None:
     command = [sys.executable, *words]
     # A process group of its own: Ctrl-C in a terminal reaches only this process, which stops the script once.
     with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, process_group=0) as script:
+        last = ""
         try:
-            last = _print_progress(script.stderr or ())
+            for line in script.stderr or ():
+                last = line.strip() or last
+                if line.startswith(("step ", "waiting for: ")):
+                    click.echo(line, nl=False, err=True)
         except (KeyboardInterrupt, Stopped) as stop:
             script.terminate()
             script.communicate()
@@ -77,13 +80,3 @@ def _prepare(folder: Path, words: list[str]) -> None:
             raise Stopped(f"{by}. The files of the task are in {folder}; {rest}.", code) from None
     if script.returncode:
         raise UserError(f"the files are in {folder}, but python prepare.py failed there: {last or 'no message'}")
-
-
-def _print_progress(lines: Iterable[str]) -> str:
-    """Print progress lines as they arrive. Returns the last line of any kind."""
-    last = ""
-    for line in lines:
-        last = line.strip() or last
-        if line.startswith(("step ", "waiting for: ")):
-            click.echo(line, nl=False, err=True)
-    return last

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from skyrl.config.foundation.entry import RunConfig
+from skyrl.config.loading.kinds import kind_of
 from skyrl.tree.access import get_at
 from skyrl.tree.dump import flatten, public_dict, public_value
-
-if TYPE_CHECKING:
-    from skyrl.config.foundation.entry import RunConfig
-    from skyrl.tree.origins import Origins
+from skyrl.tree.origins import Origins, place_of
+from skyrl.tree.rules import is_whole
 
 
 def dump(data: Mapping[str, Any], language: str, of: object) -> str:
@@ -39,9 +39,6 @@ def full_tree(run: RunConfig, language: str) -> str:
 
 def written_text(run: RunConfig, language: str) -> str:
     """`full_tree` before anything is derived, without the fields that are left to a rule."""
-    from skyrl.config.loading.kinds import kind_of
-    from skyrl.tree.rules import is_whole
-
     data = public_dict(run)
     for rule in kind_of(run).rules:
         *tables, name = rule.writes.split(".")
@@ -54,9 +51,8 @@ def written_text(run: RunConfig, language: str) -> str:
 
 def lines_with_origins(run: RunConfig, origins: Origins) -> str:
     """Every field on a separate line, as TOML; values that are not defaults have their place as a comment."""
-    from skyrl.tree.origins import place_of
-
-    rows = [(path, f"{path} = {json.dumps(value, ensure_ascii=False)}") for path, value in _flat(run).items()]
+    flat = flatten(run, leaf=public_value)
+    rows = [(path, f"{path} = {json.dumps(value, ensure_ascii=False)}") for path, value in flat.items()]
     placed = [(row, place_of(path, origins)) for path, row in rows]
     width = min(max((len(row) for row, location in placed if location), default=0), 88)
     return "\n".join(f"{row:<{width}}  # {location}" if location else row for row, location in placed)
@@ -64,10 +60,8 @@ def lines_with_origins(run: RunConfig, origins: Origins) -> str:
 
 def derived_lines(run: RunConfig, origins: Origins) -> str:
     """Derived values, each with its rule, the reason, and the values from which it was derived."""
-    from skyrl.config.loading.kinds import kind_of
-
     by_name = {rule.name: rule for rule in kind_of(run).rules}
-    flat, paragraphs = _flat(run), []
+    flat, paragraphs = flatten(run, leaf=public_value), []
     for path, chain in origins.items():
         if chain[-1].kind != "rule":
             continue
@@ -79,7 +73,3 @@ def derived_lines(run: RunConfig, origins: Origins) -> str:
             "\n".join([*values, f"    {rule.name}: {rule.reason}", *(f"    from {source}" for source in sources)])
         )
     return "\n".join(paragraphs)
-
-
-def _flat(run: RunConfig) -> dict[str, Any]:
-    return flatten(run, leaf=public_value)

@@ -8,6 +8,10 @@ from attrs import asdict
 from skyrl.cli.command_line.commands import Commands, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
 
+_TEMPLATE = click.option(
+    "--template", metavar="NAME|FILE", help="Template to use instead of the model's own; see generator.chat_template."
+)
+
 
 @click.group(cls=Commands)
 def templates() -> None:
@@ -16,9 +20,7 @@ def templates() -> None:
 
 @templates.command(epilog=examples("skyrl templates check Qwen/Qwen2.5-0.5B-Instruct"))
 @click.argument("model")
-@click.option(
-    "--template", metavar="NAME|FILE", help="Template to use instead of the model's own; see generator.chat_template."
-)
+@_TEMPLATE
 @json_option
 def check(model: str, template: str | None, as_json: bool) -> None:
     """Check that turns are rendered alike alone and in a chat.
@@ -60,9 +62,7 @@ def check(model: str, template: str | None, as_json: bool) -> None:
 
 @templates.command(epilog=examples("skyrl templates show model --template qwen3_without_thinking"))
 @click.argument("model", metavar="MODEL|FILE")
-@click.option(
-    "--template", metavar="NAME|FILE", help="Template to use instead of the model's own; see generator.chat_template."
-)
+@_TEMPLATE
 def show(model: str, template: str | None) -> None:
     """Print nine kinds of chat as a template renders them.
 

@@ -65,16 +65,16 @@ def verify(folder: str, as_json: bool) -> None:
     if not steps:
         raise ResumeError(f"{store.folder} contains no checkpoint")
     wrong = {step: store.verify(step) for step in steps}
+    is_good = not any(wrong.values())
     if as_json:
-        rows = [{"step": step, "problems": wrong[step]} for step in steps]
-        print_result({"folder": store.folder, "checkpoints": rows}, ok=not any(wrong.values()))
-        sys.exit(1 if any(wrong.values()) else 0)
-    for step in steps:
-        click.echo(f"  {step:>8}  {'good' if not wrong[step] else 'damaged'}")
-        for line in wrong[step]:
-            click.echo(f"            {line}")
-    if any(wrong.values()):
-        sys.exit(1)
+        rows = [{"step": step, "problems": problems} for step, problems in wrong.items()]
+        print_result({"folder": store.folder, "checkpoints": rows}, ok=is_good)
+    else:
+        for step, problems in wrong.items():
+            click.echo(f"  {step:>8}  {'damaged' if problems else 'good'}")
+            for line in problems:
+                click.echo(f"            {line}")
+    sys.exit(0 if is_good else 1)
 
 
 @ckpt.command(epilog=examples("skyrl ckpt show runs/mine", "skyrl ckpt show checkpoints/global_step_20"))
@@ -92,17 +92,15 @@ def show(folder: str, as_json: bool) -> None:
         raise ResumeError(f"{store.folder} contains no checkpoint")
     checkpoint, manifest = store.load(steps[-1]), store.manifest(steps[-1])
     if as_json:
-        models = {
-            model: {"tensors": len(tensors), "weights": _weights(tensors)}
-            for model, tensors in checkpoint.models.items()
-        }
-        files = [{"name": file.name, "size": file.size, "digest": file.digest} for file in manifest.files]
         about = {
             "folder": store.folder,
             "fingerprint": checkpoint.fingerprint,
             "versions": manifest.versions,
-            "models": models,
-            "files": files,
+            "models": {
+                model: {"tensors": len(tensors), "weights": _weights(tensors)}
+                for model, tensors in checkpoint.models.items()
+            },
+            "files": [{"name": file.name, "size": file.size, "digest": file.digest} for file in manifest.files],
             "state": checkpoint.state,
             "metrics": manifest.metrics,
         }
@@ -143,8 +141,7 @@ def diff(one: str, other: str, as_json: bool) -> None:
         for model in dict.fromkeys([*first.models, *second.models])
     }
     if as_json:
-        output: dict[str, object] = {**changes, "models": models}
-        print_result(output)
+        print_result({**changes, "models": models})
         return
     for title, rows in changes.items():
         click.echo(f"{title}: {len(rows)} values differ")
@@ -219,10 +216,8 @@ def _line(store: CheckpointStore, step: int) -> str:
     from skyrl.storage.disk import readable
 
     manifest = store.manifest(step)
-    ranks = ", ".join(
-        f"{model} on {size} rank{'s' if size != 1 else ''}" for model, size in manifest.world_size.items()
-    )
-    return f"{readable(manifest.size):>9}  {ranks}"
+    ranks = (f"{model} on {size} rank{'s' if size != 1 else ''}" for model, size in manifest.world_size.items())
+    return f"{readable(manifest.size):>9}  {', '.join(ranks)}"
 
 
 def _row(store: CheckpointStore, step: int) -> dict[str, Any]:

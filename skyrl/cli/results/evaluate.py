@@ -9,7 +9,7 @@ import click
 
 from skyrl.cli.command_line.arguments import CHANGES, STEP, TARGET, TRUST, split_words, warn
 from skyrl.cli.command_line.commands import FieldsCommand, examples
-from skyrl.cli.command_line.json_output import json_option, print_result
+from skyrl.cli.command_line.json_output import json_option, print_either
 from skyrl.processes.torch_environment import set_torch_environment
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -34,7 +34,8 @@ def evaluate(target: str, arguments: tuple[str, ...], step: int | None, to: Path
     Without FILE, a preference run is evaluated on the pairs of its eval_datasets, beside its reference.
     """
     set_torch_environment()
-    from skyrl.tools.evaluating_pairs import evaluate_pairs, pair_run_of, pair_table
+    from skyrl.tools.evaluating import evaluate as run
+    from skyrl.tools.evaluating import evaluate_pairs, failures, pair_run_of, pair_table, table
     from skyrl.tools.sampling_alone import prepared
     from skyrl.tools.sampling_target import find_target
 
@@ -42,22 +43,12 @@ def evaluate(target: str, arguments: tuple[str, ...], step: int | None, to: Path
     files, overrides = split_words(arguments)
     if not files and pair_run_of(model) is not None:
         evaluation, file = evaluate_pairs(model, overrides, to)
-        if as_json:
-            print_result(evaluation)
-            return
-        click.echo("\n".join([*pair_table(evaluation), f"results in {file}"]))
+        print_either(evaluation, "\n".join([*pair_table(evaluation), f"results in {file}"]), as_json=as_json)
         return
     with prepared(model, files, overrides, rewarded=True, to=to, warn=warn) as (sampling, folder):
-        from skyrl.tools.evaluating import evaluate as run
-        from skyrl.tools.evaluating import failures, table
-
         results = run(model, sampling)
-    if as_json:
-        print_result(results)
-        return
-    for line in (*table(results), *failures(results)):
-        click.echo(line)
-    click.echo(f"results and samples in {folder}")
+    lines = [*table(results), *failures(results), f"results and samples in {folder}"]
+    print_either(results, "\n".join(lines), as_json=as_json)
 
 
 @click.command(cls=FieldsCommand, epilog=examples("skyrl generate runs/mine --prompts data/validation.jsonl"))

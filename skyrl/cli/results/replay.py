@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,9 +76,7 @@ def bisect(run_a: Path, run_b: Path, as_json: bool) -> None:
     RUN_A and RUN_B are folders of runs with recordings; without recordings their metrics are compared. The exit code is
     1 if they diverge.
     """
-    import json
-
-    from skyrl.tools.bisect import bisect as part
+    from skyrl.tools.comparing import bisect as part
 
     parting = part(run_a, run_b)
     if as_json:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from skyrl.cli.command_line.commands import examples
+from skyrl.errors import UserError
 
 
 @click.command(epilog=examples("skyrl timeline runs/mine --step 3"))
@@ -22,7 +23,6 @@ def timeline(run: Path, steps: tuple[int, ...], to: Path | None) -> None:
     The steps are those in trainer.profile_steps. Open the file in https://ui.perfetto.dev or chrome://tracing. The
     phases of the step are one track, and each process is another; all times are on the clock of `skyrl run`.
     """
-    from skyrl.errors import UserError
     from skyrl.runs.run_folder import RunFolder
     from skyrl.storage.atomic import write_file
     from skyrl.tracking.timeline import chrome_trace

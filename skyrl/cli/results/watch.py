@@ -14,6 +14,7 @@ import click
 
 from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
+from skyrl.errors import UserError
 
 
 @click.command(cls=FieldsCommand, epilog=examples("skyrl watch runs/mine"))
@@ -26,7 +27,6 @@ def watch(run: Path, once: bool, as_json: bool) -> None:
     RUN is the folder of a run or of a training service, on this machine or on a shared disk. A terminal shows the same
     display as `skyrl run`; other outputs get one line per step. Ctrl-C stops watching, not the run.
     """
-    from skyrl.errors import UserError
     from skyrl.tracking.service_status import service_status
     from skyrl.tracking.watching import LivePanel, follow, progress_of, show
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -41,8 +41,6 @@ def serve_code(host: str, port: int, at_once: int | None, tier: str, name: str |
     is served only with a token, in the variable SKYRL_CODE_TOKEN, which the run needs, too.
     """
     require_packages("serve-code", "code", "starlette", "uvicorn")
-    from typing import cast
-
     from skyrl.envs.services.code_service import code_app
     from skyrl.envs.services.remote_sandbox import TOKEN_VARIABLE
     from skyrl.processes.service import serve

@@ -7,6 +7,7 @@ import sys
 import click
 
 from skyrl.cli.command_line.commands import examples
+from skyrl.cli.command_line.service_options import NAMES
 from skyrl.errors import UserError
 
 
@@ -14,9 +15,7 @@ from skyrl.errors import UserError
 @click.argument("name")
 @click.argument("url")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-@click.option(
-    "--names", envvar="SKYRL_NAMES", metavar="STORE", help="Name store: nfs:FOLDER, etcd:HOST:PORT or ray:ADDRESS."
-)
+@NAMES
 @click.option(
     "--start-seconds",
     default=1800.0,

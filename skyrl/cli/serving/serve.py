@@ -73,13 +73,9 @@ def _adapters(named: Sequence[str]) -> dict[str, str]:
         if name in adapters:
             raise UserError(f"--adapter {name}: two adapters have this name")
         path = Path(folder).expanduser()
-        chosen = next(
-            (candidate for candidate in (path, path / "adapter") if (candidate / "adapter_config.json").is_file()),
-            None,
-        )
-        if chosen is None:
-            raise UserError(
-                f"--adapter {name}: {path} contains no adapter: give a folder with PEFT's adapter_config.json"
-            )
-        adapters[name] = str(chosen.absolute())
+        stored = [inside for inside in (path, path / "adapter") if (inside / "adapter_config.json").is_file()]
+        if not stored:
+            hint = "give a folder with PEFT's adapter_config.json"
+            raise UserError(f"--adapter {name}: {path} contains no adapter: {hint}")
+        adapters[name] = str(stored[0].absolute())
     return adapters

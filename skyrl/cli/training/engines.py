@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,6 +12,7 @@ from attrs import asdict
 
 from skyrl.cli.command_line.commands import Commands, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
+from skyrl.errors import UserError
 
 if TYPE_CHECKING:
     from skyrl.runs.engine_changes import EngineList
@@ -42,7 +44,15 @@ def list_(run: Path, as_json: bool) -> None:
         return
     if not running:
         click.echo(f"{run} is not running: its engines are gone. Their last states:")
-    _show(states, waiting)
+    click.echo("engine  state                samples  weights")
+    for engine in states.engines:
+        version = "" if engine.weight_version is None else str(engine.weight_version)
+        click.echo(f"{engine.number:>6}  {engine.state:<19}  {engine.samples:>7}  {version:>7}")
+    click.echo(f"engines allowed: {states.least} to {states.most}")
+    for answer in states.answers:
+        click.echo(f"{time.strftime('%H:%M:%S', time.localtime(answer.moment))}  {answer.asked}: {answer.said}")
+    if waiting:
+        click.echo(f"requests pending: {waiting}; the run replies before its next step samples")
 
 
 @engines.command(epilog=examples("skyrl engines add runs/mine --count 2"))
@@ -65,8 +75,6 @@ def drain(run: Path, numbers: tuple[int, ...], count: int | None) -> None:
 
     Without numbers, the last engines are drained.
     """
-    from skyrl.errors import UserError
-
     if count is not None and numbers:
         raise UserError("--count works only without engine numbers")
     _request(run, "drain", numbers or [None] * (count or 1))
@@ -83,7 +91,6 @@ def _states(run: Path) -> EngineList:
 
 def _request(run: Path, action: Literal["add", "drain"], numbers: Sequence[int | None]) -> None:
     """Ask a running run for an action on each engine. Raises `UserError` if the run has ended."""
-    from skyrl.errors import UserError
     from skyrl.runs.engine_changes import ask
     from skyrl.runs.run_owner import is_locked
 
@@ -93,18 +100,3 @@ def _request(run: Path, action: Literal["add", "drain"], numbers: Sequence[int |
     for number in numbers:
         ask(run, action, number)
     click.echo(f"Requested. The run replies before its next step: skyrl engines list {run}")
-
-
-def _show(states: EngineList, waiting: int) -> None:
-    """Print one line for each engine, then the latest replies."""
-    import time
-
-    click.echo("engine  state                samples  weights")
-    for engine in states.engines:
-        version = "" if engine.weight_version is None else str(engine.weight_version)
-        click.echo(f"{engine.number:>6}  {engine.state:<19}  {engine.samples:>7}  {version:>7}")
-    click.echo(f"engines allowed: {states.least} to {states.most}")
-    for answer in states.answers:
-        click.echo(f"{time.strftime('%H:%M:%S', time.localtime(answer.moment))}  {answer.asked}: {answer.said}")
-    if waiting:
-        click.echo(f"requests pending: {waiting}; the run replies before its next step samples")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import click
 from skyrl.cli.command_line.arguments import ARGUMENTS, STRICT, TRUST, refuse_nothing, split_words
 from skyrl.cli.command_line.commands import Commands, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
+from skyrl.errors import SkyRLError
 
 if TYPE_CHECKING:
     from skyrl.config.cluster import ClusterConfig
@@ -22,24 +24,17 @@ _FILE = "cluster.toml"
 
 def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator with the options of every command that starts runs elsewhere."""
-    for option in (
-        click.option(
-            "--set",
-            "settings",
-            multiple=True,
-            metavar="PATH=VALUE",
-            help="Override a value of the cluster's description.",
-        ),
-        click.option(
-            "--cluster",
-            "cluster_file",
-            envvar="SKYRL_CLUSTER",
-            metavar="FILE",
-            help=f"File that describes the cluster (docs/launching.md) [default: {_FILE} in this folder, if any].",
-        ),
-    ):
-        function = option(function)
-    return function
+    settings = click.option(
+        "--set", "settings", multiple=True, metavar="PATH=VALUE", help="Override a value of the cluster's description."
+    )
+    file = click.option(
+        "--cluster",
+        "cluster_file",
+        envvar="SKYRL_CLUSTER",
+        metavar="FILE",
+        help=f"File that describes the cluster (docs/launching.md) [default: {_FILE} in this folder, if any].",
+    )
+    return file(settings(function))
 
 
 @click.group(cls=Commands)
@@ -66,10 +61,7 @@ def _target(name: Literal["local", "ray", "slurm"], about: str) -> None:
 
 _target("local", "Start a run in the background on this machine.")
 _target("ray", "Submit a run to a Ray cluster.\n\nIt is at `ray.address` of the cluster's description.")
-_target(
-    "slurm",
-    "Submit a run as a Slurm job.\n\nIt saves a checkpoint before its time limit, and requeues itself.",
-)
+_target("slurm", "Submit a run as a Slurm job.\n\nIt saves a checkpoint before its time limit, and requeues itself.")
 
 
 def _start(
@@ -83,16 +75,12 @@ def _start(
     dry_run: bool,
 ) -> None:
     refuse_nothing(arguments, "launch")
-    import os
-
-    from skyrl.errors import SkyRLError
     from skyrl.experiments.folder_checks import folders_belong_to_run
     from skyrl.launchers.job import absent, new_folder, withdraw
     from skyrl.launchers.prepared import Prepared
 
     files, overrides = split_words(arguments)
-    cluster = read_cluster(cluster_file, settings)
-    checks = (folders_belong_to_run,)
+    cluster, checks = read_cluster(cluster_file, settings), (folders_belong_to_run,)
     prepared = Prepared(target, files, overrides, cluster, environ=os.environ, strict=strict, also=checks)
     for line in prepared.remarks:
         click.echo(line, err=True)
@@ -119,7 +107,6 @@ def _start(
 @json_option
 def status(folders: tuple[str, ...], cluster_file: str | None, settings: tuple[str, ...], as_json: bool) -> None:
     """Show the state of launches: the named ones, or all."""
-    from skyrl.errors import SkyRLError
     from skyrl.launchers.job import launches
 
     cluster = read_cluster(cluster_file, settings)
@@ -190,22 +177,20 @@ def node(
     words: tuple[str, ...],
 ) -> None:
     """Run a launch's part on this node; the scripts of launches call it."""
-    import os
-
-    from skyrl.launchers.node import JobNode, RayShare, run_alone, run_on_ray
+    from skyrl.launchers.node import JobNode, RayShare, run_on_ray
+    from skyrl.launchers.supervised import supervise
 
     job_node = JobNode.of(folder.absolute(), ask, os.environ)
     command = [sys.executable, "-m", "skyrl.cli", *words]
     if on_ray:
         share = RayShare(gpus=gpus, slots=slots, interface=interface)
         sys.exit(run_on_ray(command, job_node, share, address_field, os.environ))
-    sys.exit(run_alone(command, job_node, os.environ))
+    # Without Ray, the first node runs the command, and the others have nothing to do.
+    sys.exit(supervise(command, job_node.folder, os.environ, job_node.stop_file) if job_node.rank == 0 else 0)
 
 
 def read_cluster(file: str | None, settings: tuple[str, ...]) -> ClusterConfig:
     """The cluster that the options describe. Raises `ConfigError`."""
-    import os
-
     from skyrl.config.cluster import load_cluster
 
     return load_cluster(file or (_FILE if os.path.exists(_FILE) else None), settings, os.environ)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
+import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,7 @@ import click
 from skyrl.cli.command_line.commands import FieldsCommand, examples
 from skyrl.cli.command_line.json_output import json_option, print_result
 from skyrl.cli.training.launch import cluster_options, launcher_of, read_cluster, shortest_path
+from skyrl.errors import SkyRLError, UserError
 from skyrl.installation import install_command
 
 if TYPE_CHECKING:
@@ -46,9 +48,6 @@ def sweep(
 
     The same command resumes a sweep: finished runs are not trained again, and new values add runs.
     """
-    import os
-
-    from skyrl.errors import SkyRLError, UserError
     from skyrl.launchers.job import RECORD, absent, withdraw
     from skyrl.sweeps.results import unmeasured
     from skyrl.sweeps.sweep_file import load_sweep
@@ -103,8 +102,6 @@ def _train(target: str, plan: SweepConfig, trials: Trials, chosen: list[Any], at
 
 def _compare(plan: SweepConfig, trials: Trials, *, as_json: bool) -> None:
     """Print the comparison, and write it with the curves of all runs to the sweep's folder."""
-    import json
-
     from skyrl.storage.atomic import write_files
     from skyrl.sweeps.results import as_data, results, table
 
@@ -116,19 +113,13 @@ def _compare(plan: SweepConfig, trials: Trials, *, as_json: bool) -> None:
     runs = [trial.run_folder for trial in trials.trials if (trial.run_folder / "metrics.jsonl").exists()]
     if not runs:
         return
-    written = {trials.folder / "results.json": json.dumps(as_data(compared), indent=2) + "\n"} | _curves(
-        trials.folder, runs
-    )
+    written = {trials.folder / "results.json": json.dumps(as_data(compared), indent=2) + "\n"}
+    if any(importlib.util.find_spec(name) is None for name in ("plotly", "jinja2", "numpy")):
+        click.echo(f"no curves were drawn; to draw them: {install_command('report')}", err=True)
+    else:
+        from skyrl.viewer.report import report
+
+        written[trials.folder / "report.html"] = report(runs, samples=max(1, 60 // len(runs)))
     write_files(written)
     if not as_json:
         click.echo("\nThe comparison is in:\n" + "\n".join(f"  {shortest_path(file)}" for file in written))
-
-
-def _curves(folder: Path, runs: list[Path]) -> dict[Path, str]:
-    """The report of `skyrl report`, with its path, if its dependencies are installed."""
-    if any(importlib.util.find_spec(name) is None for name in ("plotly", "jinja2", "numpy")):
-        click.echo(f"no curves were drawn; to draw them: {install_command('report')}", err=True)
-        return {}
-    from skyrl.viewer.report import report
-
-    return {folder / "report.html": report(runs, samples=max(1, 60 // len(runs)))}

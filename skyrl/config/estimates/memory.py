@@ -37,15 +37,16 @@ from skyrl.planning.memory import (
     Bytes,
     LearnerRank,
     MegatronSharding,
+    Serving,
     ZeroSettings,
     added,
     learner_memory,
     on_host,
     resting,
+    serving_memory,
     total,
 )
 from skyrl.planning.model_shape import ModelShape, shape_of
-from skyrl.planning.serving import Serving, serving_memory
 from skyrl.tree import get_at
 from skyrl.tree.files import stored_text
 

@@ -22,15 +22,17 @@ from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.planning.gpus import GPU_KINDS
 from skyrl.planning.memory import LearnerRank, total
 from skyrl.planning.model_shape import ModelShape
-from skyrl.planning.pipeline_roofline import Stages, stage_scoring_seconds, stage_update_seconds
 from skyrl.planning.roofline import (
     AnswerWork,
     PassRows,
     Rates,
     Sharding,
+    Stages,
     generation_seconds,
     rates_of,
     scoring_seconds,
+    stage_scoring_seconds,
+    stage_update_seconds,
     transfer_seconds,
     turns_seconds,
     update_seconds,

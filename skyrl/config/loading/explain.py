@@ -17,8 +17,7 @@ from skyrl.config.loading.migrations import MIGRATIONS
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
-from skyrl.tree.classes import fields_of, table_class
-from skyrl.tree.docs import docs_of
+from skyrl.tree.classes import docs_of, fields_of, table_class
 from skyrl.tree.dump import flatten, public_value, stored_value
 from skyrl.tree.masking import is_secret_name, masked
 from skyrl.tree.migrations import current_path

@@ -14,8 +14,7 @@ from skyrl.config.foundation.foreign_names import names_elsewhere
 from skyrl.config.loading.kinds import kind_of
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.arguments import split_path
-from skyrl.tree.classes import fields_of, role_of, table_class
-from skyrl.tree.docs import docs_of
+from skyrl.tree.classes import docs_of, fields_of, role_of, table_class
 from skyrl.tree.dump import stored_value
 from skyrl.tree.suggestions import suggestion
 from skyrl.tree.types import describe
