@@ -27,7 +27,7 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.config import compose
-from skyrl.training.eval_scores import share_interval
+from skyrl.training.evaluation import share_interval
 
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "docs" / "results"

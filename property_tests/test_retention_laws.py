@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyrl.checkpoint.retention import Retention
+from skyrl.checkpoint.store import Retention
 
 STEPS = st.lists(st.integers(1, 200), min_size=1, max_size=30, unique=True)
 RULES = st.builds(

@@ -5,29 +5,30 @@
      "config": {...}, "digest": "..."}
 
 `config` is `cattrs.unstructure` of the resolved tree, so that a manifest is also a stored configuration. `digest`
-covers all other fields in their canonical JSON form, the one in which they are written.
+covers all other fields in their canonical JSON form, the one in which they are written: it detects accidental damage.
+`check_body` also detects forged manifests.
 """
 
 from __future__ import annotations
 
 import json
-import platform
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeGuard
 
 from attrs import field, frozen
 
 from skyrl.checkpoint.names import step_of
-from skyrl.checkpoint.validation import LARGEST_MANIFEST, check_body, is_count
 from skyrl.errors import ResumeError
-from skyrl.installation import __version__
+from skyrl.processes.machine_facts import installed_versions
 from skyrl.storage.disk import Storage, digest_of
 from skyrl.tree.dump import SCHEMA_VERSION
 
 FILE = "manifest.json"
 FORMAT = 1
 """Version of the layout of checkpoints. A reader refuses later ones."""
+
+LARGEST_MANIFEST = 64 << 20
 
 Level = Literal["digest", "size"]
 """Extent of a comparison with the manifest: every byte, or only that files exist with their length."""
@@ -60,7 +61,7 @@ class Manifest:
     metrics: Mapping[str, float] = field(default={}, repr=False)
     """Metrics of the step; non-finite ones are left out."""
 
-    versions: Mapping[str, str] = field(factory=lambda: versions())
+    versions: Mapping[str, str] = field(factory=lambda: installed_versions(("torch", "transformers", "safetensors")))
     """Versions of Python and the packages that wrote the checkpoint."""
 
     schema_version: int = SCHEMA_VERSION
@@ -148,16 +149,51 @@ def damages(storage: Storage, folder: str, manifest: Manifest, level: Level = "d
             yield f"{where} cannot be read: {error}"
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python, this package, torch, transformers and safetensors."""
-    result = {"python": platform.python_version(), "skyrl": __version__}
-    for name in ("torch", "transformers", "safetensors"):
-        try:
-            result[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return result
-
-
 def _text(body: Mapping[str, Any]) -> bytes:
     return (json.dumps(body, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "surrogatepass")
+
+
+def check_body(body: Mapping[str, Any]) -> None:
+    """Checks the types of a manifest's fields. Raises `ValueError`, or `KeyError` for a missing field."""
+    _expect(is_count(body["step"]), "its step is not a non-negative integer")
+    _expect(is_count(body["schema_version"]), "its schema_version is not a non-negative integer")
+    _expect(isinstance(body["fingerprint"], str), "its fingerprint is not a string")
+    _expect(isinstance(body["config"], dict), "its config is not a table")
+    derived = body["derived"]
+    _expect(
+        isinstance(derived, list) and all(isinstance(item, str) for item in derived),
+        "its derived is not a list of paths",
+    )
+    _expect(
+        _maps(body["world_size"], lambda ranks: is_count(ranks) and ranks > 0),
+        "its world_size is not a table of positive integers",
+    )
+    _expect(_maps(body["versions"], lambda version: isinstance(version, str)), "its versions are not strings")
+    _expect(_maps(body["metrics"], _is_finite), "its metrics are not finite numbers")
+    _expect(isinstance(body["files"], dict), "its files are not a table")
+    for name, of in body["files"].items():
+        safe = all(part not in ("", ".", "..") for part in name.split("/")) and not set(name) & {"\\", "\0"}
+        _expect(safe and name != FILE, f"{name!r} is not the name of a file in the checkpoint")
+        described = isinstance(of, dict) and is_count(of.get("size"))
+        _expect(described, f"the size of {name} is not a non-negative integer")
+        digest = of.get("xxh3_128")
+        is_hexadecimal = isinstance(digest, str) and len(digest) == 32 and not set(digest) - set("0123456789abcdef")
+        _expect(is_hexadecimal, f"the digest of {name} is not an xxh3-128 digest")
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether the value is a non-negative integer."""
+    return type(value) is int and value >= 0
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and type(value) in (int, float) and math.isfinite(value)
+
+
+def _maps(value: object, to: Callable[[object], bool]) -> bool:
+    return isinstance(value, dict) and all(map(to, value.values()))
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)

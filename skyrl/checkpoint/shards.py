@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from skyrl.checkpoint.manifest import StoredFile
-from skyrl.checkpoint.validation import LARGEST_HEADER, are_counts, is_count
+from skyrl.checkpoint.manifest import StoredFile, is_count
 from skyrl.errors import ResumeError
 from skyrl.storage.disk import Bytes, Storage, digest_of
 
@@ -38,6 +37,13 @@ NAMES = {
 
 _TYPES = {name: dtype for dtype, name in NAMES.items()}
 _INDEX = "pieces"
+
+LARGEST_HEADER = 100_000_000
+"""Largest header of a safetensors file, in bytes; the library itself reads no larger one."""
+
+FILE_BYTES = 1 << 30
+"""Number of bytes that `WeightFiles` gathers in memory before a file is written; a larger tensor is still gathered
+whole."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -76,39 +82,34 @@ class TensorSource(Protocol):
 
 def write_shards(shards: Sequence[TensorShard], storage: Storage, folder: str, name: str) -> StoredFile:
     """Store shards from host memory as the file `name` of a checkpoint's folder. Returns its size and digest."""
-    header, start = {"__metadata__": {_INDEX: _index(shards)}}, 0
-    entries: dict[str, Any] = {}
+    index = {shard.name: [list(shard.shape), shard.start] for shard in shards}
+    header: dict[str, Any] = {"__metadata__": {_INDEX: json.dumps(index, separators=(",", ":"))}}
+    start = 0
     for shard in shards:
         numbers, size = shard.numbers, shard.numbers.nbytes
         is_whole = numbers.numel() == math.prod(shard.shape)
-        entries[shard.name] = {
+        header[shard.name] = {
             "dtype": NAMES[numbers.dtype],
             "shape": list(shard.shape) if is_whole else [numbers.numel()],
             "data_offsets": [start, start + size],
         }
         start += size
-    text = json.dumps(header | entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     content: list[Bytes] = [len(text).to_bytes(8, "little") + text]
-    content += [_bytes_of(shard.numbers) for shard in shards]
+    content += [shard.numbers.contiguous().view(-1).view(torch.uint8).numpy().data for shard in shards]
     storage.write(f"{folder}/{name}", content)
     return StoredFile(name=name, size=sum(map(len, content)), digest=digest_of(content))
 
 
-def _index(shards: Iterable[TensorShard]) -> str:
-    return json.dumps({shard.name: [list(shard.shape), shard.start] for shard in shards}, separators=(",", ":"))
-
-
-def _bytes_of(numbers: Tensor) -> memoryview:
-    return numbers.contiguous().view(-1).view(torch.uint8).numpy().data
-
-
-@frozen(kw_only=True)
+@frozen
 class _Place:
     """Location of a shard."""
 
     file: str
     offset: int
+    """Offset in the file, in bytes."""
+
     dtype: torch.dtype
     start: int
     count: int
@@ -147,15 +148,10 @@ class StoredTensors(Mapping[str, Tensor]):
                 result[first - start : last - start] = self._numbers(segment, first - segment.start, last - first)
                 filled += last - first
         if filled != count:
-            where = f"{self.storage.where}/{self.folder}"
             raise ResumeError(
-                f"{where}: {name} lacks {count - filled} of {count} numbers, which are in none of its files"
+                f"{self._location()}: {name} lacks {count - filled} of {count} numbers, which are in none of its files"
             )
         return result
-
-    def with_prefix(self, prefix: str) -> StoredTensors:
-        """The tensors of those files whose names begin with `prefix`."""
-        return StoredTensors(self.storage, self.folder, tuple(name for name in self.files if name.startswith(prefix)))
 
     def __getitem__(self, name: str) -> Tensor:
         return self.read(name).view(self.shapes[name])
@@ -201,35 +197,58 @@ class StoredTensors(Mapping[str, Tensor]):
         return f"{self.storage.where}/{self.folder}/{file}".rstrip("/")
 
     def _places_in(self, file: str) -> Iterator[tuple[str, tuple[int, ...], _Place]]:
+        path = f"{self.folder}/{file}"
         try:
-            length, header = self._header(file)
-            room = self.storage.size(f"{self.folder}/{file}") - 8 - length
+            length = int.from_bytes(self.storage.read(path, 0, 8), "little")
+            room = self.storage.size(path) - 8 - length  # for the numbers
+            if room < 0 or length > LARGEST_HEADER:
+                raise ValueError(f"its header claims {length} bytes")
+            header = json.loads(self.storage.read(path, 8, length))
             index = json.loads(header["__metadata__"][_INDEX])
-            for name, (shape, start) in index.items():
-                segment = _place(file, 8 + length, header[name], start, room)
-                if not are_counts(shape) or segment.start + segment.count > math.prod(shape):
+            for name, (shape, start) in index.items():  # a forged header is refused before memory is allocated by it
+                entry = header[name]
+                part, offsets, dtype = entry["shape"], entry["data_offsets"], _TYPES[entry["dtype"]]
+                if not (are_counts(part) and are_counts(offsets) and len(offsets) == 2 and is_count(start)):
+                    raise ValueError(
+                        f"its shape {part}, offsets {offsets} or start {start} are not non-negative integers"
+                    )
+                (first, last), count = offsets, math.prod(part)
+                if last > room or last - first != count * dtype.itemsize:
+                    raise ValueError(f"{last - first} bytes at {first} do not hold the shape {part}")
+                if not are_counts(shape) or start + count > math.prod(shape):
                     raise ValueError(f"{name} is not part of a tensor of shape {shape}")
-                yield name, tuple(shape), segment
+                yield name, tuple(shape), _Place(file, 8 + length + first, dtype, start, count)
         except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as error:
             raise ResumeError(f"{self._location(file)} cannot be read: {error}") from error
 
-    def _header(self, file: str) -> tuple[int, dict[str, Any]]:
-        """Length of a file's header in bytes, and its content. Raises `ValueError` if it reaches beyond the file."""
-        path = f"{self.folder}/{file}"
-        length = int.from_bytes(self.storage.read(path, 0, 8), "little")
-        if length > min(self.storage.size(path) - 8, LARGEST_HEADER):
-            raise ValueError(f"its header claims {length} bytes")
-        return length, json.loads(self.storage.read(path, 8, length))
+
+def are_counts(values: object) -> TypeGuard[list[int]]:
+    """Whether the value is a list of non-negative integers."""
+    return isinstance(values, list) and all(map(is_count, values))
 
 
-def _place(file: str, data: int, entry: Mapping[str, Any], start: object, room: int) -> _Place:
-    """Location of a shard, from its entry in the header. `data` is the offset of the file's numbers, `room` their size,
-    both in bytes.
+@frozen(kw_only=True)
+class WeightFiles:
+    """Stores whole weights in a folder, to be read as `StoredTensors`: so one model gets the weights of another,
+    however each is sharded over its ranks. It runs in the process that gathers them, so it can be pickled.
     """
-    shape, offsets, dtype = entry["shape"], entry["data_offsets"], _TYPES[entry["dtype"]]
-    if not (are_counts(shape) and are_counts(offsets) and len(offsets) == 2 and is_count(start)):
-        raise ValueError(f"its shape {shape}, offsets {offsets} or start {start} are not non-negative integers")
-    first, last = offsets
-    if last > room or last - first != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{last - first} bytes at {first} do not hold the shape {shape}")
-    return _Place(file=file, offset=data + first, dtype=dtype, start=start, count=math.prod(shape))
+
+    storage: Storage
+    folder: str
+
+    def __call__(self, weights: Iterator[tuple[str, Tensor]]) -> tuple[str, ...]:
+        """Write the weights, pairs of a name and a whole tensor of any shape. Returns the names of the files.
+
+        Raises `OSError` if they cannot be written.
+        """
+        files: list[str] = []
+        shards: list[TensorShard] = []
+        for name, weight in weights:
+            shards.append(TensorShard.from_full_tensor(f"model.{name}", weight).copy_to_host())
+            if sum(shard.numbers.nbytes for shard in shards) >= FILE_BYTES:
+                files.append(self._write(shards, len(files)))
+                shards = []
+        return (*files, *([self._write(shards, len(files))] if shards else ()))
+
+    def _write(self, shards: list[TensorShard], number: int) -> str:
+        return write_shards(shards, self.storage, self.folder, f"{number}.safetensors").name

@@ -25,11 +25,9 @@ from torch import Tensor
 
 from skyrl.checkpoint.manifest import FILE, Level, Manifest, StoredFile, damages, read_manifest
 from skyrl.checkpoint.names import STEP_FOLDER, name_of
-from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
 from skyrl.errors import ResumeError, RunError
-from skyrl.storage.disk import Disk, Storage, digest_of
-from skyrl.storage.disk_errors import readable, remedy
+from skyrl.storage.disk import Disk, Storage, digest_of, readable, remedy
 from skyrl.storage.places import storage_at
 
 STATE = "state.json"
@@ -59,6 +57,42 @@ class Checkpoint:
 
     metrics: Mapping[str, float] = field(default={}, repr=False)
     """Metrics of the step."""
+
+
+@frozen(kw_only=True)
+class Retention:
+    """Which checkpoints are kept: the newest, those at a fixed interval, and the best. A step is kept if any rule says
+    so. -1 for `last` keeps everything; -1 for the others adds nothing.
+    """
+
+    last: int = -1
+    """Number of the newest checkpoints to keep, at least 1."""
+
+    every: int = -1
+    """Interval, in steps, of checkpoints that are kept permanently."""
+
+    best: int = -1
+    """Number of checkpoints with the best `metric` to keep; a tie is won by the newer one."""
+
+    metric: str | None = None
+    """Name of the metric that ranks checkpoints. A step without this metric is never among the best."""
+
+    larger_is_better: bool = True
+
+    def steps_to_keep(self, steps: Sequence[int], values: Mapping[int, float] = {}) -> set[int]:
+        """The subset of `steps` to keep, which always contains the newest; `values` are values of `metric` by step."""
+        ascending = sorted(steps)
+        if self.last == -1:
+            return set(ascending)
+        kept = set(ascending[-max(self.last, 1) :])
+        if self.every > 0:
+            kept |= {step for step in ascending if step % self.every == 0}
+        if self.best > 0:
+            sign = 1 if self.larger_is_better else -1
+            kept |= set(
+                sorted(values.keys() & set(ascending), key=lambda step: (sign * values[step], step))[-self.best :]
+            )
+        return kept
 
 
 class CheckpointStore:
@@ -112,10 +146,8 @@ class CheckpointStore:
             content = [json.dumps({**checkpoint.state}, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"]
             self.storage.write(f"{folder}/{STATE}", content)
             state = StoredFile(name=STATE, size=len(content[0]), digest=digest_of(content))
-            manifest = Manifest(
-                files=(*files, state),
-                **{name: getattr(checkpoint, name) for name in _DESCRIBED},
-            )
+            described = {name: getattr(checkpoint, name) for name in _DESCRIBED}
+            manifest = Manifest(files=(*files, state), **described)
             self.storage.write(f"{folder}/{FILE}", [manifest.content()])
             for inner in sorted({file.name.rpartition("/")[0] for file in manifest.files} - {""}):
                 self.storage.flush(f"{folder}/{inner}")
@@ -174,7 +206,7 @@ class CheckpointStore:
     def verify(self, step: int, level: Level = "digest") -> list[str]:
         """Damages of a checkpoint, one line for each damaged file; empty if it is intact."""
         try:
-            manifest = read_manifest(self.storage, name_of(step))
+            manifest = self.manifest(step)
         except ResumeError as error:
             return [str(error)]
         return list(damages(self.storage, name_of(step), manifest, level))

@@ -13,8 +13,7 @@ from attrs import frozen
 
 from skyrl.config.foundation.reasoning_tasks import SCHEME
 from skyrl.errors import DataError, UserError
-from skyrl.storage.places import is_address, storage_at
-from skyrl.storage.remote_file import opened
+from skyrl.storage.places import is_address, opened, storage_at
 
 FILES = (".parquet", ".arrow", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".csv", ".json")
 """Suffixes of sources that are files."""

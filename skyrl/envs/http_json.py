@@ -12,8 +12,7 @@ from typing import Generic, TypeVar
 from attrs import frozen
 
 from skyrl.errors import ProcessError, ServiceGone
-from skyrl.processes.answers import BadAnswer, asked_to_wait
-from skyrl.processes.http_posts import posted
+from skyrl.processes.answers import BadAnswer, asked_to_wait, posted
 from skyrl.processes.naming.stores import located
 
 T = TypeVar("T")

@@ -1,16 +1,21 @@
-"""Builds processes, engines and weight transports from the configuration."""
+"""Builds processes, engines, weight transports and served teachers from the configuration.
+
+Engines over servers that run already live in this process: nothing is started.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from attrs import evolve, frozen
 
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.derive.engine_backends import BACKENDS, backend_of, engine_dtype, weight_dtype
+from skyrl.config.derive.engine_backends import BACKENDS, backend_of, engine_dtype, server_urls, weight_dtype
 from skyrl.config.derive.engine_options import given_length
 from skyrl.config.derive.model_overrides import engine_overrides
 from skyrl.config.derive.sizes import (
@@ -29,31 +34,38 @@ from skyrl.config.derive.sizes import (
 )
 from skyrl.config.foundation.import_paths import load_builtin
 from skyrl.config.loading.kinds import kind_of, samples_rollouts
+from skyrl.config.settings.distillation import TeacherServerConfig
 from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import ConfigError, Problem, ProcessError, UserError
-from skyrl.experiments.servers import server_deadlines
 from skyrl.inference.engine import InferenceEngine, InFlight
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.inference.pool.engine_proxy import EngineProxy
 from skyrl.inference.pool.restarts import EngineRestarts
+from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.http_engine import HttpEngine
+from skyrl.inference.servers.scoring_server import TOKEN_VARIABLE, ScoringServer
+from skyrl.inference.servers.server_api import ServerApi, ServerDeadlines
 from skyrl.inference.servers.sglang_engine import SGLangEngine
 from skyrl.inference.torch.engine import load_torch_engine
 from skyrl.inference.vllm.engine import VLLMEngine
 from skyrl.installation import install_command
 from skyrl.learners.ranks import Rendezvous
 from skyrl.learners.workers.model_worker import required_device
-from skyrl.models.files.loading import max_positions
+from skyrl.models.files.loading import load_tokenizer, max_positions
 from skyrl.planning.layout import Layout, layout, layout_of_engine
+from skyrl.processes.credentials import api_key
 from skyrl.processes.event_loop import run_in_daemon_thread
 from skyrl.processes.handles import Deadlines, Processes
 from skyrl.processes.in_process import InProcess
+from skyrl.processes.naming.stores import awaited
 from skyrl.processes.torch_environment import TORCH_ENVIRONMENT
 from skyrl.rollout.stream import StreamLimits
 from skyrl.runs.engine_changes import EngineChanges
+from skyrl.runs.inputs import compare_served_tokens
 from skyrl.runs.run_tree import AnyRun
 from skyrl.storage.places import is_address
-from skyrl.training.rollout_parity import RolloutParity
+from skyrl.training.middleware import RolloutParity
+from skyrl.training.teacher import ServedTeacher
 from skyrl.tree import FrozenDict, required
 from skyrl.weight_sync.canary import NEW_TOKENS, Canary, canary_prompts
 from skyrl.weight_sync.transports import (
@@ -77,7 +89,7 @@ def start_processes(run: AnyRun, seats: Layout | None = None, *, retry: bool = F
     of all processes; None: that of a training run. `retry` is true if this command's own run has failed; the executor
     may then wait for machines.
     """
-    placement = run.trainer.placement
+    placement, faults = run.trainer.placement, run.trainer.faults
     if placement.executor == "in_process":
         for name, value in LOOPBACK.items():
             os.environ.setdefault(name, value)
@@ -88,10 +100,14 @@ def start_processes(run: AnyRun, seats: Layout | None = None, *, retry: bool = F
         field = run.trainer.path_of("placement.executor")
         raise UserError(f"{field} = ray needs {error.name}: {install_command('ray')}") from error
 
+    device = required_device(run.trainer)
+    spare = 0  # places for processes of engines that may be added
+    if device == "cpu" and samples_rollouts(run) and (engines := engines_of(run)) is not None:
+        spare = (most_engines(run) - engines.number) * engines.gpus
     return RayProcesses(
         seats or layout(kind_of(run).sizes(run)),
         deadlines=Deadlines(
-            room=waits_for_room(run) if retry else 0.0,
+            room=faults.lost_rank_timeout_seconds if retry and faults.on_lost_rank == "wait" else 0.0,
             start=placement.start_timeout_seconds,
             call=placement.call_timeout_seconds,
             heartbeat=placement.heartbeat_timeout_seconds,
@@ -100,22 +116,9 @@ def start_processes(run: AnyRun, seats: Layout | None = None, *, retry: bool = F
         address_field=run.trainer.path_of("placement.ray_address"),
         logs=Path(run.trainer.folder("log_path")).expanduser().absolute(),
         environment=TORCH_ENVIRONMENT if placement.ray_address else {**TORCH_ENVIRONMENT, **LOOPBACK},
-        device=required_device(run.trainer),
-        spare=_engines_to_come(run) if required_device(run.trainer) == "cpu" else 0,
+        device=device,
+        spare=spare,
     )
-
-
-def _engines_to_come(run: AnyRun) -> int:
-    """Number of places for processes of engines that may be added."""
-    if not samples_rollouts(run) or (engines := engines_of(run)) is None:
-        return 0
-    return (most_engines(run) - engines.number) * engines.gpus
-
-
-def waits_for_room(run: AnyRun) -> float:
-    """Seconds for which a run that lost a rank waits for machines."""
-    faults = run.trainer.faults
-    return faults.lost_rank_timeout_seconds if faults.on_lost_rank == "wait" else 0.0
 
 
 @frozen
@@ -299,7 +302,12 @@ def weight_transport(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path
     if (path := engine.weight_sync_path) is not None:
         where = path if is_address(path) else Path(path).expanduser().absolute()
     if sends_adapters_alone(run):
-        return _adapter_transport(run, rendezvous)
+        lora = run.trainer.policy.model.lora
+        if sends_adapter_files(run):
+            return FolderTransport(Path(lora.lora_sync_path).expanduser().absolute(), dtype=ADAPTER_DTYPE, lora=lora)
+        if on_ray(run):
+            return BroadcastTransport(_transfer_rendezvous(run, rendezvous), dtype=ADAPTER_DTYPE, lora=lora)
+        return SharedTransport(lora)
     if not (starts_engines(run) or joins_servers(run)):
         return _file_transport(engine.weight_sync_backend, where, dtype)
     if run.trainer.placement.executor == "in_process":
@@ -328,15 +336,6 @@ def _file_transport(backend: str, where: Path | str, dtype: str) -> WeightTransp
     if backend == "delta":
         return DeltaTransport(where, dtype=dtype)
     return FolderTransport(Path(where).absolute(), dtype=dtype)
-
-
-def _adapter_transport(run: SkyRLTrainConfig, rendezvous: Rendezvous) -> WeightTransport:
-    lora = run.trainer.policy.model.lora
-    if sends_adapter_files(run):
-        return FolderTransport(Path(lora.lora_sync_path).expanduser().absolute(), dtype=ADAPTER_DTYPE, lora=lora)
-    if on_ray(run):
-        return BroadcastTransport(_transfer_rendezvous(run, rendezvous), dtype=ADAPTER_DTYPE, lora=lora)
-    return SharedTransport(lora)
 
 
 def _transfer_rendezvous(
@@ -381,3 +380,106 @@ def longest_sequence(run: SkyRLTrainConfig) -> int:
     path = required(run.trainer.policy.model.path, "trainer.policy.model.path")
     longest_row = required(run.trainer.longest_row, "trainer.longest_row")
     return min(longest_row, max_positions(path, engine_overrides(run)) or longest_row)
+
+
+def server_engines(run: SkyRLTrainConfig, *, takes_weights: bool, needed: int = 0) -> list[InferenceEngine]:
+    """One engine for each server. Without `takes_weights`, the server samples with the weights that it has. `needed` is
+    the number of tokens of the run's longest sequence.
+    """
+    engine, deadlines = run.generator.inference_engine, server_deadlines(run)
+    path = required(run.trainer.policy.model.path, "trainer.policy.model.path")
+    tokenizer = load_tokenizer(run.trainer.tokenizer_path or path, use_fast=not run.trainer.disable_fast_tokenizer)
+    router, urls = _addresses(engine, deadlines.start)
+    return [
+        HttpEngine(
+            _dialect(engine, url, router, deadlines, workers_of_an_engine(run) if joins_servers(run) else None),
+            model_path=path,
+            heartbeat=deadlines.heartbeat,
+            needed=needed,
+            tokenizer=tokenizer,
+            overrides=engine_overrides(run),
+            takes_weights=takes_weights,
+            served_model_name=engine.served_model_name,
+        )
+        for url in urls or (required(router, "generator.inference_engine.external_proxy_url"),)
+    ]
+
+
+def server_deadlines(run: SkyRLTrainConfig) -> ServerDeadlines:
+    """Deadlines of calls to a server."""
+    placement = run.trainer.placement
+    return ServerDeadlines(
+        start=placement.start_timeout_seconds,
+        call=placement.call_timeout_seconds,
+        heartbeat=placement.heartbeat_timeout_seconds,
+    )
+
+
+def _addresses(engine: InferenceEngineConfig, seconds: float) -> tuple[str | None, list[str]]:
+    """The address of the router, if there is one, and those of the engines. Names are looked up, waiting until they are
+    published.
+
+    Raises `UserError` if two of them lead to the same engine, which would get the weights of both.
+    """
+    deadline = time.monotonic() + seconds
+
+    def resolve(url: str) -> str:
+        return awaited(url, max(0.0, deadline - time.monotonic()))
+
+    router = None if engine.external_proxy_url is None else resolve(engine.external_proxy_url)
+    urls = [resolve(url) for url in server_urls(engine)]
+    for url in urls:
+        named = [name for name, at in zip(server_urls(engine), urls, strict=True) if at == url]
+        if len(named) > 1:
+            raise UserError(
+                f"{' and '.join(named)} are the same engine, at {url}, but each gets weights of its own: list it once"
+            )
+    return router, urls
+
+
+def _dialect(
+    engine: InferenceEngineConfig, url: str, router: str | None, deadlines: ServerDeadlines, workers: int | None
+) -> ServerApi:
+    token = None if engine.external_token is None else api_key(engine.external_token.name)
+    samples = Connection(router or url, token=token, most=engine.max_num_seqs)
+    control = Connection(url, token=token, most=8)  # a separate one: a command does not wait behind samples
+    server_class: type[ServerApi] = load_builtin(backend_of(engine).server_api)
+    return server_class.of_engine(engine)(samples, control, deadlines, workers=workers)
+
+
+def served_teacher(endpoint: TeacherServerConfig, url: str) -> ServedTeacher:
+    """The teacher behind the server at `url`, not connected yet."""
+    token = os.environ.get(TOKEN_VARIABLE)
+    limit, most = endpoint.timeout, endpoint.max_requests
+    return ServedTeacher(ScoringServer(url, protocol=endpoint.protocol, token=token, timeout=limit, most=most))
+
+
+async def connect_teachers(
+    teachers: Collection[ServedTeacher],
+    tokenizer: ChatTokenizer,
+    policy: str,
+    *,
+    longest: int,
+    top: int,
+    address: str,
+    length: str,
+) -> None:
+    """Ask each server for its limits, and compare its tokens with those of `policy`. Messages name the fields of
+    their `address` and of the largest `length` of a row.
+
+    Raises `UserError`, `ModelError` or `ProcessError` if one does not answer, takes fewer than `longest` tokens,
+    reports fewer than `top` log-probabilities, or has other tokens.
+    """
+    try:
+        for teacher in teachers:
+            model = await teacher.server.connect(longest=longest, top=top, address=address, length=length)
+            compare_served_tokens(tokenizer, model.path, teacher.server.url, policy)
+    except BaseException:
+        await close_teachers(teachers)  # a run that does not begin is not closed
+        raise
+
+
+async def close_teachers(teachers: Collection[ServedTeacher]) -> None:
+    """Close the connections to the servers."""
+    for teacher in teachers:
+        await teacher.server.close()

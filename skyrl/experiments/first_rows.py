@@ -440,12 +440,6 @@ def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
         yield Problem(path="environment.env_class", message=message, hint=f"it is called with {argument_list}")
 
 
-_OF_AN_EMPTY_ANSWER = "a model may give an empty answer: return a reward for it, or raise skyrl.envs.SkipSample"
-_OF_ANY_ANSWER = "return a reward for every answer, or raise skyrl.envs.SkipSample"
-_NAME_TOOLS = "tools = (weigh,) in the class, or self.tools = (self.weigh,) in __init__, offers the function weigh"
-_OF_ITS_VALUE = "return one finite number for each answer"
-
-
 def _judge_problems(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
     """Judge an empty answer, and then the ground truth as an answer, as a rollout does: with its deadline, and in a
     sandbox if that is configured. A user's environment is judged in its first turn.
@@ -489,13 +483,18 @@ def _hint_of(error: EpisodeError, answer: str, row: FirstRow, *, depends: bool, 
     """
     assert isinstance(error.outcome, Failure)
     if error.outcome.kind in ("wrong_type", "not_finite"):
-        return _OF_ITS_VALUE
+        return "return one finite number for each answer"
     cause = error.__cause__
     if hint := _columns_hint(cause, row, answer):
         return hint
-    if error.outcome.kind == "raised" and (depends or (is_reward and _is_of_text(cause))):
-        return _OF_ANY_ANSWER if answer else _OF_AN_EMPTY_ANSWER
-    return ""
+    # What code raises when a text is not of the form that it expects, such as a regular expression that finds nothing.
+    finds_nothing = isinstance(cause, AttributeError) and bool(cause.name) and cause.obj is None
+    is_of_text = finds_nothing or isinstance(cause, ValueError | IndexError | ArithmeticError)
+    if error.outcome.kind != "raised" or not (depends or (is_reward and is_of_text)):
+        return ""
+    if answer:
+        return "return a reward for every answer, or raise skyrl.envs.SkipSample"
+    return "a model may give an empty answer: return a reward for it, or raise skyrl.envs.SkipSample"
 
 
 def _columns_hint(error: BaseException | None, row: FirstRow, answer: str = "") -> str:
@@ -504,12 +503,6 @@ def _columns_hint(error: BaseException | None, row: FirstRow, answer: str = "") 
         return ""
     meant = nearest(key, [*row.extras])
     return f"row 0 has {columns_text(row.extras)}" + (f"; did you mean {meant}?" if meant else "")
-
-
-def _is_of_text(error: BaseException | None) -> bool:
-    """Whether code raises this when a text is not of the form that it expects."""
-    finds_nothing = isinstance(error, AttributeError) and bool(error.name) and error.obj is None
-    return finds_nothing or isinstance(error, ValueError | IndexError | ArithmeticError)
 
 
 def _unusable_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
@@ -537,7 +530,8 @@ def _unusable_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iter
             tools, _ = run_until_done(calls(who, offered))
         if not tools and issubclass(make, ToolEnv):
             message = f"{row.env_class} has no tools for row 0 of {row.source}"
-            yield Problem(path="environment.env_class", message=message, hint=_NAME_TOOLS)
+            hint = "tools = (weigh,) in the class, or self.tools = (self.weigh,) in __init__, offers the function weigh"
+            yield Problem(path="environment.env_class", message=message, hint=hint)
         if files is not None:
             _prompt_text(run, files, row, checked=True, tools=tools)
     except EpisodeError as error:

@@ -17,7 +17,7 @@ from skyrl.experiments.model_checks import readable_files
 from skyrl.runs.run_lock import MANIFEST, SIGNATURE, refused_changes, stored_config, values_apart
 from skyrl.runs.run_owner import in_use_message, is_locked
 from skyrl.runs.run_tree import AnyRun
-from skyrl.storage.disk_errors import nearest, readable
+from skyrl.storage.disk import nearest, readable
 from skyrl.tree.rules import itself
 
 BYTES_OF_A_WEIGHT = 12
@@ -62,25 +62,19 @@ def folders_belong_to_run(run: AnyRun) -> Iterator[Problem]:
         try:
             folder = Path(text).expanduser()
             stored = stored_config(folder / name, field)
-            problems = list(() if stored is None else _differing(run, stored, str(folder), field))
+            changes = None if stored is None else refused_changes(stored, run, str(folder))
         except (ResumeError, RuntimeError, ValueError) as error:
-            problems = [Problem(path=field, message=str(error))]
-        yield from problems
-        if problems:  # the other folders are usually inside this one
+            yield Problem(path=field, message=str(error))
             return
-
-
-def _differing(run: AnyRun, stored: object, folder: str, field: str) -> Iterator[Problem]:
-    changes = refused_changes(stored, run, folder)
-    if changes is None:
-        return
-    for path, values in changes.values.items():
-        yield Problem(path=path, message=values_apart(*values))
-    yield Problem(
-        path=field,
-        message=f"{folder} belongs to a run with another configuration",
-        hint=f"set back what differs{changes.remedies}; or start a new run: {changes.folders}",
-    )
+        if changes is not None:
+            for path, values in changes.values.items():
+                yield Problem(path=path, message=values_apart(*values))
+            yield Problem(
+                path=field,
+                message=f"{folder} belongs to a run with another configuration",
+                hint=f"set back what differs{changes.remedies}; or start a new run: {changes.folders}",
+            )
+            return  # the other folders are usually inside this one
 
 
 def code_is_unchanged(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -100,10 +94,14 @@ def code_is_unchanged(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def disk_holds_checkpoints(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The disk of the checkpoints has space for those that are kept. Sizes are estimated from `config.json`."""
+    """The disk of the checkpoints has space for those that are kept. Sizes are estimated from `config.json`, unless the
+    models are not here or train adapters.
+    """
     trainer = run.trainer
-    size = _checkpoint_bytes(run)
-    if size is None or "://" in trainer.ckpt_path or not read_interval(trainer.ckpt_interval).ever:
+    models = [trainer.policy.model, *([trainer.critic.model] if has_critic(run) else [])]
+    files = [readable_files(model.path) for model in models if not model.lora.rank]
+    size = BYTES_OF_A_WEIGHT * sum(item.parameters or 0 for item in files if item)
+    if not size or "://" in trainer.ckpt_path or not read_interval(trainer.ckpt_interval).ever:
         return
     try:
         disk = shutil.disk_usage(nearest(Path(trainer.ckpt_path).expanduser().absolute()))
@@ -138,16 +136,3 @@ def _folders(run: AnyRun) -> Mapping[str, str]:
     if of_rows is not None:
         result[path] = of_rows
     return {field: text for field, text in result.items() if text is not None and "://" not in text}
-
-
-def _checkpoint_bytes(run: SkyRLTrainConfig) -> int | None:
-    """Bytes of one checkpoint of the models that learn; None if the model is not here or trains an adapter."""
-    trainer = run.trainer
-    models = [trainer.policy.model, *([trainer.critic.model] if has_critic(run) else [])]
-    sizes = [_parameters(model.path) for model in models if not model.lora.rank]
-    return BYTES_OF_A_WEIGHT * sum(size for size in sizes if size) or None
-
-
-def _parameters(path: str | None) -> int | None:
-    files = readable_files(path)
-    return files.parameters if files else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from skyrl.config import GeneratorConfig, ModelConfig, SkyRLTrainConfig, SupervisedConfig
+from skyrl.config import ModelConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.derive.rl_models import TEACHER
 from skyrl.config.derive.sizes import draws_rollouts, models_of
@@ -162,18 +162,15 @@ def policy_has_chat_template(run: SkyRLTrainConfig) -> Iterator[Problem]:
     try:
         template = configured_template(run.generator.chat_template)
         if template is None and files.chat_template is None:
-            yield missing_template("trainer.policy.model.path", files, "generator.chat_template")
+            owner = files.tokenizer_folder
+            yield Problem(
+                path="trainer.policy.model.path",
+                message=f"the tokenizer of {owner} has no chat template, so prompts cannot be written for it",
+                hint="use the instruct version of the model, put a chat_template.jinja next to it, or set one in "
+                "generator.chat_template",
+            )
     except ConfigError as error:
         yield from error.problems
-
-
-def missing_template(field: str, files: ModelFiles, setting: str) -> Problem:
-    """The problem of a model without a chat template."""
-    return Problem(
-        path=field,
-        message=f"the tokenizer of {files.tokenizer_folder} has no chat template, so prompts cannot be written for it",
-        hint=f"use the instruct version of the model, put a chat_template.jinja next to it, or set one in {setting}",
-    )
 
 
 def answers_fit(table: Literal["sampling_params", "eval_sampling_params"]) -> Check[SkyRLTrainConfig]:
@@ -185,23 +182,18 @@ def answers_fit(table: Literal["sampling_params", "eval_sampling_params"]) -> Ch
             return
         replaced = run.trainer.policy.model_config_kwargs.get("max_position_embeddings")
         positions = replaced if isinstance(replaced, int) else files.positions
-        settings = get_at(run.generator, table)
-        if positions is not None and settings is not None:
-            answer = settings.max_generate_length
-            yield from _length_problems(run.generator, f"generator.{table}.max_generate_length", answer, positions)
+        generator, settings = run.generator, get_at(run.generator, table)
+        if positions is None or settings is None:
+            return
+        answer, room = settings.max_generate_length, f"into the {positions} positions of the model"
+        if answer >= positions:
+            field, message = f"generator.{table}.max_generate_length", f"{answer} tokens do not fit {room}"
+            yield Problem(path=field, message=message, hint="lower it: prompt and answer share them")
+        elif generator.max_turns > 1 and (generator.max_input_length or 0) + answer > positions:
+            message = f"{generator.max_input_length} tokens plus max_generate_length = {answer} do not fit {room}"
+            yield Problem(path="generator.max_input_length", message=message)
 
     return fits
-
-
-def _length_problems(generator: GeneratorConfig, field: str, answer: int, positions: int) -> Iterator[Problem]:
-    if answer >= positions:
-        message = f"{answer} tokens do not fit into the {positions} positions of the model"
-        yield Problem(path=field, message=message, hint="lower it: prompt and answer share them")
-    elif generator.max_turns > 1 and (generator.max_input_length or 0) + answer > positions:
-        message = f"{generator.max_input_length} tokens plus max_generate_length = {answer} do not fit"
-        yield Problem(
-            path="generator.max_input_length", message=f"{message} into the {positions} positions of the model"
-        )
 
 
 def model_exists(run: SupervisedConfig) -> Iterator[Problem]:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import starts_engines
 from skyrl.data.prompts import PromptDataset
-from skyrl.endpoint.client_access import Address, ClientAccess
+from skyrl.endpoint.client_access import TOKEN_VARIABLE, Address, ClientAccess
+from skyrl.endpoint.policy import ServedPolicy
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.factories import (
@@ -24,15 +26,15 @@ from skyrl.experiments.factories import (
     engine_restarts,
     in_flight_policy,
     longest_sequence,
+    server_engines,
 )
 from skyrl.experiments.sampling import first_prompts, read_prompts
-from skyrl.experiments.served_policy import address_of_clients, served_policy
-from skyrl.experiments.servers import server_engines
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.inference.pool.engine_proxy import EngineProxy
 from skyrl.inference.pool.restarts import EngineRestarts
 from skyrl.models.files.chat_templates import with_template
+from skyrl.processes.credentials import api_key
 from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.runs.engine_changes import EngineChanges
@@ -40,6 +42,7 @@ from skyrl.runs.input_digests import combined_digest, files_below, judged_with
 from skyrl.runs.inputs import check_data, notice, read_model_configs, report_unread_variables, sandbox_in_force
 from skyrl.runs.recorded import RecordedRun
 from skyrl.training.evaluation import Evaluation
+from skyrl.tree import required
 
 if TYPE_CHECKING:
     from skyrl.endpoint.http.server import Endpoint
@@ -245,3 +248,31 @@ class PolicySampling(BaseExp):
         """Stop serving the policy; called before the engines are closed."""
         if self.endpoint is not None:
             await self.endpoint.close()
+
+
+def served_policy(run: SkyRLTrainConfig, *, name: str | None = None, adapters: Sequence[str] = ()) -> ServedPolicy:
+    """Names and limits of the policy. `name` is another name of it, besides `served_model_name` and its path;
+    `adapters` are the names of further adapters in the engines.
+
+    At most twice the engines' `max_num_seqs` answers are sampled or wait; a request beyond that is refused with 429.
+    """
+    engine = run.generator.inference_engine
+    path = required(run.trainer.policy.model.path, "trainer.policy.model.path")
+    return ServedPolicy(
+        names=(engine.served_model_name,) if engine.served_model_name else tuple(dict.fromkeys([name or path, path])),
+        sampling=run.generator.sampling_params,
+        max_model_len=longest_sequence(run),
+        most_samples=2 * engine.max_num_seqs * engine.num_engines,
+        template_arguments=run.generator.chat_template_kwargs,
+        scores_prompts=backend_of(engine).scores_prompts,
+        adapters=tuple(adapters),
+    )
+
+
+def address_of_clients(run: SkyRLTrainConfig) -> Address | None:
+    """The address that clients of the run's endpoint use; None if the run has no endpoint for clients."""
+    engine = run.generator.inference_engine
+    if not engine.enable_http_endpoint:
+        return None
+    access = ClientAccess(token=api_key(TOKEN_VARIABLE))
+    return Address(host=engine.http_endpoint_host, port=engine.http_endpoint_port, access=access)

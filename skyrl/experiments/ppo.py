@@ -1,7 +1,6 @@
 """Policy-gradient training runs: each collaborator is built from its own part of the configuration.
 
-Subclass `BasePPOExp` and override one `get_...` to bring your own collaborator; override `get_config_cls` for a
-configuration with fields of your own.
+Subclass `BasePPOExp` and override one `get_...` to bring your own collaborator.
 """
 
 from __future__ import annotations
@@ -14,12 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import ParamSpec, TypeVar
 
-from torch import Tensor
-
-from skyrl.batch import TEACHER_HIDDEN, TrainingBatch
-from skyrl.checkpoint.handover import WeightFiles
-from skyrl.checkpoint.shards import StoredTensors
-from skyrl.config import SkyRLTrainConfig
+from skyrl.batch import TEACHER_HIDDEN
+from skyrl.checkpoint.shards import StoredTensors, WeightFiles
+from skyrl.config import ModelConfig, SkyRLTrainConfig
 from skyrl.config.derive.model_overrides import learner_overrides
 from skyrl.config.derive.rl_models import (
     TEACHER,
@@ -33,18 +29,19 @@ from skyrl.config.derive.rl_models import (
 )
 from skyrl.config.derive.sizes import Model, grid_of, on_ray, replicas_of, starts_engines
 from skyrl.errors import UserError
-from skyrl.experiments import teachers
 from skyrl.experiments.factories import (
+    close_teachers,
+    connect_teachers,
     engine_makers,
     longest_sequence,
     parity_canary,
     rollout_parity,
+    served_teacher,
     weight_transport,
 )
 from skyrl.experiments.full_length import fit_report, full_length_rollouts, probe_run
 from skyrl.experiments.policy_sampling import PolicySampling
 from skyrl.experiments.sampling import prompt_cursor, sampled_rollouts, steps_that_prompts_fill, stream_cursor
-from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.learners.workers.model_worker import ModelWorker, token_budget
@@ -60,7 +57,7 @@ from skyrl.learners.workers.roles import (
     ranks_of_teacher,
 )
 from skyrl.models.files.loading import max_positions
-from skyrl.processes.handles import Processes
+from skyrl.processes.handles import Group, Processes
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts
 from skyrl.rollout.constant_rewards import STEPS, ConstantRewards, endings
@@ -72,7 +69,7 @@ from skyrl.storage.disk import Disk
 from skyrl.tracking.recording import BatchDump
 from skyrl.tracking.sample_files import SampleSink
 from skyrl.tracking.tracker import Tracker
-from skyrl.training.advantage import advantages_of, critic_targets
+from skyrl.training.advantage import advantages_of, critic_targets, reward_shaping
 from skyrl.training.guards import FiniteNumbers, NonFiniteGuard
 from skyrl.training.loop import Hooks, TrainingLoop
 from skyrl.training.middleware import (
@@ -81,34 +78,31 @@ from skyrl.training.middleware import (
     LayeredPublisher,
     LayeredRollouts,
     LayeredScorer,
+    ProfiledSteps,
     in_context,
     layered,
     run_after,
     run_before,
+    with_listeners,
 )
 from skyrl.training.objective import policy_objective
 from skyrl.training.online_dpo import ranked_pairs_of
-from skyrl.training.position import RolloutPosition
-from skyrl.training.profiling import ProfiledSteps
-from skyrl.training.shaping import reward_shaping
 from skyrl.training.step_trace import Sink, StepTrace
 from skyrl.training.teacher import (
+    LocalTeacher,
+    Scoring,
+    ServedTeacher,
     Teacher,
     TeacherBehindHints,
     TeacherOfDistributions,
     TeacherOfLikelyTokens,
     TeacherOfTokens,
-)
-from skyrl.training.teachers_by_source import (
-    LocalTeacher,
-    Scoring,
-    ServedTeacher,
     TeachersBySource,
     no_row_message,
     no_teacher_message,
 )
 from skyrl.training.time_sharing import Movable, TimeSharing, is_room_for_all
-from skyrl.training.trainer import PPOTrainer
+from skyrl.training.trainer import PPOTrainer, RolloutPosition
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.weight_sync.publish import ReplacementSync, WeightSync
 
@@ -129,11 +123,6 @@ class BasePPOExp(PolicySampling):
     def __init__(self, cfg: SkyRLTrainConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
         super().__init__(probe_run(cfg) if cfg.trainer.num_dummy_steps else cfg)
-
-    @classmethod
-    def get_config_cls(cls) -> type[SkyRLTrainConfig]:
-        """The root class that files and arguments are read into."""
-        return SkyRLTrainConfig
 
     # The parts of a run, cached once made. Override the method that makes one.
 
@@ -156,7 +145,7 @@ class BasePPOExp(PolicySampling):
         urls: dict[str | None, str] = dict(endpoint.sources.items())
         if endpoint.url:
             urls = {None: endpoint.url, **urls}
-        return {source: teachers.served_teacher(endpoint, url) for source, url in urls.items()}
+        return {source: served_teacher(endpoint, url) for source, url in urls.items()}
 
     @cached_property
     def critic(self) -> LearnerGroup[CriticWorker] | None:
@@ -202,9 +191,7 @@ class BasePPOExp(PolicySampling):
         """Check prompts, their sampler and models. Returns the sandbox in which answers are judged, if any."""
         sandbox = super().check_inputs()
         if not self.recorded and not self.cfg.trainer.num_dummy_steps:
-            prompt_cursor(
-                self.cfg, self.train_dataset
-            )  # a sampler that cannot be made is refused before anything starts
+            prompt_cursor(self.cfg, self.train_dataset)  # a sampler that cannot be made is refused now
             if self.hints is not None:
                 self.hints.refuse_missing(self.train_dataset.facts.columns.values())
         return sandbox
@@ -217,7 +204,13 @@ class BasePPOExp(PolicySampling):
             result |= model_digests("trainer.ref.model.path", ref, weights=True)
             result |= adapter_digests("trainer.ref.model.lora.path", ref)
         if has_local_teacher(self.cfg):
-            result |= teachers.local_digests(trainer.teacher, moves=moves_teacher(self.cfg))
+            teacher = trainer.teacher
+            if teacher.model.path:
+                stays = not moves_teacher(self.cfg)  # else a checkpoint has its weights
+                result |= model_digests("trainer.teacher.model.path", teacher.model, weights=stays)
+                result |= adapter_digests("trainer.teacher.model.lora.path", teacher.model)
+            for source, path in teacher.sources.items():
+                result |= model_digests(f"trainer.teacher.sources.{source}", ModelConfig(path=path), weights=True)
         if has_critic(self.cfg):
             critic = trainer.critic.model
             result |= model_digests("trainer.critic.model.path", critic, weights=bool(critic.lora.rank))
@@ -240,11 +233,8 @@ class BasePPOExp(PolicySampling):
         """The model that learns, on all its ranks."""
         trainer = self.cfg.trainer
         updates = trainer.update_epochs_per_batch * (trainer.train_batch_size // trainer.policy_mini_batch_size)
-        makers = [
-            partial(PolicyWorker, trainer, self.total_steps * updates, ranks=ranks) for ranks in self._ranks("policy")
-        ]
-        ranks, replicas = self.processes.start("policy", makers), replicas_of(self.cfg, "policy")
-        return LearnerGroup(ranks, token_budget(trainer), replicas=replicas)
+        ranks = self._start("policy", PolicyWorker, self.total_steps * updates)
+        return LearnerGroup(ranks, token_budget(trainer), replicas=replicas_of(self.cfg, "policy"))
 
     def get_objective(self) -> Objective:
         """Objective that the policy minimizes."""
@@ -259,16 +249,14 @@ class BasePPOExp(PolicySampling):
         """The model that the policy is compared with, by a KL term or by its loss, if either does."""
         if not has_reference(self.cfg):
             return None
-        makers = [partial(RefWorker, self.cfg.trainer, ranks=ranks) for ranks in self._ranks("ref")]
-        ranks, replicas = self.processes.start("ref", makers), replicas_of(self.cfg, "ref")
-        return ScorerGroup(ranks, token_budget(self.cfg.trainer), replicas=replicas)
+        ranks = self._start("ref", RefWorker)
+        return ScorerGroup(ranks, token_budget(self.cfg.trainer), replicas=replicas_of(self.cfg, "ref"))
 
     def get_local_teachers(self) -> dict[str, ScorerGroup[TeacherWorker]]:
         """The models in the run that the policy is distilled from, by path. Each is on all ranks of their role."""
         if not has_local_teacher(self.cfg):
             return {}
-        makers = [partial(TeachersWorker, self.cfg.trainer, ranks=ranks) for ranks in self._ranks("teacher")]
-        ranks, replicas = self.processes.start("teacher", makers), replicas_of(self.cfg, "teacher")
+        ranks, replicas = self._start("teacher", TeachersWorker), replicas_of(self.cfg, "teacher")
         return {
             path: ScorerGroup(ranks_of_teacher(ranks, path), token_budget(self.cfg.trainer), replicas=replicas)
             for path in self.cfg.trainer.teacher.local_paths
@@ -280,12 +268,9 @@ class BasePPOExp(PolicySampling):
             return None
         trainer = self.cfg.trainer
         updates = trainer.update_epochs_per_batch * (trainer.train_batch_size // trainer.critic_mini_batch_size)
-        makers = [
-            partial(CriticWorker, trainer, self.total_steps * updates, ranks=ranks) for ranks in self._ranks("critic")
-        ]
-        ranks, replicas = self.processes.start("critic", makers), replicas_of(self.cfg, "critic")
+        ranks = self._start("critic", CriticWorker, self.total_steps * updates)
         group_class = NormalizedCritic if trainer.algorithm.normalize_values else LearnerGroup[CriticWorker]
-        return group_class(ranks, token_budget(trainer), replicas=replicas)
+        return group_class(ranks, token_budget(trainer), replicas=replicas_of(self.cfg, "critic"))
 
     def get_hints(self) -> Hints | None:
         """Puts hints into the prompts that the teacher reads, if there are any."""
@@ -308,7 +293,8 @@ class BasePPOExp(PolicySampling):
     def get_time_sharing(self) -> TimeSharing:
         """Time sharing of devices between models and engines."""
         placement = self.cfg.trainer.placement
-        scorers = {"policy": self.policy, "ref": self.reference, "critic": self.critic, **self._teachers_by_turn()}
+        of_teachers = {self._device_name_of(path): teacher for path, teacher in self.local_teachers.items()}
+        scorers = {"policy": self.policy, "ref": self.reference, "critic": self.critic, **of_teachers}
         models: dict[str, Movable] = {name: model for name, model in scorers.items() if model is not None}
         share = placement.colocate_all or (placement.colocate_policy_ref and len(models) > 1)
         single_process = placement.executor == "in_process" and self.cfg.trainer.device == "cuda"
@@ -390,14 +376,11 @@ class BasePPOExp(PolicySampling):
         samples = self.folder.path / "trajectories.jsonl"
         constant_reward_warning = ConstantRewards(notice, samples, steps=min(STEPS, self.total_steps), endings=ended)
 
-        def score(name: str, model: ScorerGroup[ModelWorker], timing: str) -> Call[[TrainingBatch], Tensor]:
-            return self._scoring(name, model.score, timing)
-
         def learner(name: str, model: LearnerGroup[LearningWorker], scoring: str, learning: str) -> LayeredLearner:
             on_device = run_before(partial(sharing.for_learning, name))
             measured = in_context(partial(clock.measure, learning))
             return LayeredLearner(
-                score=score(name, model, scoring),
+                score=self._scoring(name, model.score, scoring),
                 forward_backward=layered(
                     parity.around(model.forward_backward),
                     profiled.around(model),
@@ -413,9 +396,9 @@ class BasePPOExp(PolicySampling):
         def keep_samples(groups: Sequence[TrajectoryGroup], version: int) -> None:
             self._record_samples(version + 1, groups)
 
-        teacher = self._teacher_of_rows() if distills(self.cfg) else None
+        teacher, reference = self._teacher_of_rows() if distills(self.cfg) else None, self.reference
         return PPOTrainer(
-            self.cfg.trainer,
+            trainer_cfg=self.cfg.trainer,
             rollouts=LayeredRollouts(
                 next_batch=layered(
                     self._with_engine_replacement(with_hints(rollouts.next_batch, self.hints), sync),
@@ -437,7 +420,7 @@ class BasePPOExp(PolicySampling):
                 metrics=rollouts.metrics,
             ),
             policy=learner("policy", self.policy, "policy_logprobs", "policy_train"),
-            reference=self.reference and LayeredScorer(score=score("ref", self.reference, "ref_logprobs")),
+            reference=reference and LayeredScorer(score=self._scoring("ref", reference.score, "ref_logprobs")),
             teacher=teacher if teacher is None or self.hints is None else TeacherBehindHints(teacher),
             critic=self.critic and learner("critic", self.critic, "values", "critic_train"),
             objective=self.get_objective(),
@@ -451,10 +434,14 @@ class BasePPOExp(PolicySampling):
                     on_result=[self.callbacks.weights_sent],
                 )
             ),
-            shape_rewards=trace.traced_shaping(finite_check.finite_shaping(shaping)),
-            estimate_advantages=trace.traced_estimator(finite_check.finite_estimator(estimate_advantages)),
+            shape_rewards=with_listeners(shaping, before=[trace.keep, finite_check.refuse]),
+            estimate_advantages=with_listeners(
+                estimate_advantages,
+                before=[trace.keep, finite_check.refuse],
+                after=[finite_check.refuse_advantages, trace.keep_advantages],
+            ),
             pairs=pairs,
-            critic_targets=trace.traced_targets(critic_targets(algorithm)),
+            critic_targets=with_listeners(critic_targets(algorithm), after=[trace.keep_returns]),
             position=position,
         )
 
@@ -489,10 +476,6 @@ class BasePPOExp(PolicySampling):
                 policy=self._scoring("policy", self.policy.token_logprobs, "policy_likeliest"),
             )
         return TeacherOfTokens(layered(by_source.score, interruptible, measured))
-
-    def _teachers_by_turn(self) -> dict[str, ScorerGroup[TeacherWorker]]:
-        """The local teachers by their names among the models that take turns on the devices."""
-        return {self._device_name_of(path): teacher for path, teacher in self.local_teachers.items()}
 
     def get_loop(self, tracker: Tracker) -> TrainingLoop:
         """The training loop around the trainer, with the hooks that run before and after a step."""
@@ -607,7 +590,7 @@ class BasePPOExp(PolicySampling):
                 raise UserError(no_row_message(unused, {str(source) for source in sources}))
         top = (distillation.top_k or 0) if distillation.type == "loss" else 0
         policy = str(self.cfg.trainer.policy.model.path)
-        await teachers.connect(
+        await connect_teachers(
             served.values(),
             self.tokenizer,
             policy,
@@ -626,7 +609,7 @@ class BasePPOExp(PolicySampling):
         """Close the rollouts, the endpoint and the engines after training."""
         await self.rollouts.close()
         await self.close_endpoint()
-        await teachers.close(self.served_teachers.values())
+        await close_teachers(self.served_teachers.values())
         if not self.recorded:
             end_otherwise = self.shutdown.requested and on_ray(self.cfg) and starts_engines(self.cfg)
             await self.client.close(engines_end_otherwise=end_otherwise)  # their processes are killed
@@ -649,5 +632,7 @@ class BasePPOExp(PolicySampling):
     def _record_samples(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
         self.sample_sink.keep(step, groups)
 
-    def _ranks(self, role: Model) -> tuple[Ranks, ...]:
-        return self.ranks_of(role, grid_of(self.cfg, role).ranks, replicas_of(self.cfg, role))
+    def _start(self, role: Model, worker: Callable[..., R], *arguments: object) -> Group[R]:
+        """Start the workers of a role, one for each of its ranks."""
+        ranks = self.ranks_of(role, grid_of(self.cfg, role).ranks, replicas_of(self.cfg, role))
+        return self.processes.start(role, [partial(worker, self.cfg.trainer, *arguments, ranks=rank) for rank in ranks])

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from skyrl.algorithms.preferences import PairLoss, Pairs, PairSettings
 from skyrl.batch import RowTensors, TrainingBatch
-from skyrl.checkpoint.handover import WeightFiles
-from skyrl.checkpoint.shards import StoredTensors
+from skyrl.checkpoint.shards import StoredTensors, WeightFiles
 from skyrl.config import PreferenceConfig
 from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.foundation.import_paths import Imported
@@ -39,7 +38,7 @@ from skyrl.runs.input_digests import adapter_digests, model_digests
 from skyrl.runs.inputs import notice
 from skyrl.storage.disk import Disk
 from skyrl.training.collate import collate_answers, collate_labelled, mismatched
-from skyrl.training.supervised_evaluation import Sums
+from skyrl.training.supervised import Sums
 from skyrl.tree.frames import described
 
 

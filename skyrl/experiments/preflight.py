@@ -21,7 +21,7 @@ from skyrl.config.derive.every_kind import evaluates, has_flash_attention
 from skyrl.config.derive.sizes import draws_rollouts, on_ray, sizes_of, starts_engines
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
-from skyrl.config.loading.kinds import kind_of
+from skyrl.config.loading.kinds import kind_of, samples_rollouts
 from skyrl.config.settings.environment import MCP
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
@@ -135,15 +135,6 @@ def the_callbacks_exist(run: AnyRun) -> Iterator[Problem]:
 # One setting of any kind of run.
 
 
-def missing_packages(requirements: Iterable[tuple[str, str, str]]) -> Iterator[Problem]:
-    """Problems of packages that are not installed, given (the path that requires it, the package, the extra)."""
-    for field, package, extra in requirements:
-        if importlib.util.find_spec(package) is None:
-            message = f"needs the package {package}, which is not installed"
-            hint = install_command(extra) if extra else package_command(package)
-            yield Problem(path=field, message=message, hint=hint)
-
-
 def missing_data(field: str, sources: Iterable[str]) -> Iterator[Problem]:
     """Each source is an existing file or folder, a name on the hub, or a task of reasoning-gym."""
     for source in sources:
@@ -170,13 +161,15 @@ def _missing(source: str) -> str | None:
     return None if is_there else f"there is no file {source}{similar_path_hint(source)}"
 
 
-def missing_checkpoint(field: str, path: str, hint: str = "") -> Iterator[Problem]:
-    """A checkpoint on a disk exists."""
-    if "://" in path:
+def the_checkpoint_exists(run: AnyRun) -> Iterator[Problem]:
+    """The checkpoint to resume from exists, if the configuration names one on a disk."""
+    path = run.trainer.resume_path
+    if not path or "://" in path:
         return
     reason = path_error(path) or (None if Path(path).expanduser().is_dir() else f"there is no folder {path}")
     if reason:
-        yield Problem(path=field, message=reason, hint=hint)
+        hint = "" if samples_rollouts(run) else "latest, empty, or a checkpoint"
+        yield Problem(path=run.trainer.path_of("resume_path"), message=reason, hint=hint)
 
 
 def path_error(path: str) -> str | None:
@@ -210,9 +203,40 @@ def trackers_can_be_had(run: RunBasics, environ: Mapping[str, str]) -> Iterator[
 # Reinforcement learning.
 
 
-def packages_are_installed(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def packages_are_installed(run: AnyRun) -> Iterator[Problem]:
     """Packages that the chosen strategy, engine and executor import are installed."""
-    yield from missing_packages(_packages(run))
+    for field, package, extra in _packages(run):
+        if importlib.util.find_spec(package) is None:
+            message = f"needs the package {package}, which is not installed"
+            hint = install_command(extra) if extra else package_command(package)
+            yield Problem(path=field, message=message, hint=hint)
+
+
+def _packages(run: AnyRun) -> Iterator[tuple[str, str, str]]:
+    """For each package: the path that requires it, the package, and the extra that installs it."""
+    model = kind_of(run).trained.at("model.path")
+    yield model, "torch", "train"
+    yield model, "transformers", "train"
+    if run.trainer.placement.executor == "ray":
+        yield run.trainer.path_of("placement.executor"), "ray", "ray"
+    if package := facts_of(run.trainer).package:
+        yield run.trainer.path_of("strategy"), package, package
+    if samples_rollouts(run):
+        yield from _packages_of_rollouts(run)
+
+
+def _packages_of_rollouts(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
+    backend = backend_of(run.generator.inference_engine)
+    if backend.package and draws_rollouts(run):
+        yield "generator.inference_engine.backend", backend.package, backend.extra
+    if run.trainer.use_liger_kernel and run.trainer.device == "cuda":
+        yield "trainer.use_liger_kernel", "liger_kernel", "liger"
+    if MCP in run.environment.names and draws_rollouts(run):
+        yield f"{MCP_TABLE}.servers", "mcp", "mcp"
+    agent = "environment.agent" if run.environment.agent.plays else None
+    if draws_rollouts(run) and (run.generator.inference_engine.enable_http_endpoint or agent):
+        yield agent or "generator.inference_engine.enable_http_endpoint", "starlette", "serve"
+        yield agent or "generator.inference_engine.enable_http_endpoint", "uvicorn", "serve"
 
 
 def gpus_are_available(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -248,24 +272,14 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
     """The check that services that need a key find one in these variables."""
 
     def services_have_their_keys(run: SkyRLTrainConfig) -> Iterator[Problem]:
-        yield from the_judge_has_its_key(run)
-        yield from the_endpoint_has_its_token(run)
-        yield from trackers_can_be_had(run.trainer, environ)
-
-    def the_judge_has_its_key(run: SkyRLTrainConfig) -> Iterator[Problem]:
-        """OpenAI answers no request without a key; another service may."""
-        gym = run.environment.skyrl_gym
+        gym, engine = run.environment.skyrl_gym, run.generator.inference_engine
         base_urls = {"llm_as_a_judge": gym.llm_as_a_judge.base_url, "pairwise_judge": gym.pairwise_judge.base_url}
-        for judge in [name for name, url in base_urls.items() if url is None and name in run.environment.judges]:
-            if not environ.get("OPENAI_API_KEY"):
+        for judge, url in base_urls.items():  # OpenAI answers no request without a key; another service may
+            if url is None and judge in run.environment.judges and not environ.get("OPENAI_API_KEY"):
                 path = f"environment.skyrl_gym.{judge}.base_url"
                 hint = "set the variable OPENAI_API_KEY, or choose another service that speaks OpenAI's protocol"
                 message = "OpenAI, the judge's service, requires a key, but none is set"
                 yield Problem(path=path, message=message, hint=hint)
-
-    def the_endpoint_has_its_token(run: SkyRLTrainConfig) -> Iterator[Problem]:
-        """An endpoint that other machines can reach requires a token."""
-        engine = run.generator.inference_engine
         is_open = engine.enable_http_endpoint and not environ.get(TOKEN_VARIABLE)
         if is_open and not is_loopback(engine.http_endpoint_host):
             yield Problem(
@@ -273,6 +287,7 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
                 message=f"{engine.http_endpoint_host} can be reached from other machines, but no token is set",
                 hint=f"set the variable {TOKEN_VARIABLE} to a secret, or use 127.0.0.1",
             )
+        yield from trackers_can_be_had(run.trainer, environ)
 
     return services_have_their_keys
 
@@ -293,27 +308,6 @@ def a_compiler_is_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
             )
 
     return compiles
-
-
-def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
-    """For each package: the path that requires it, the package, and the extra that installs it."""
-    yield "trainer.policy.model.path", "torch", "train"
-    yield "trainer.policy.model.path", "transformers", "train"
-    if on_ray(run):
-        yield "trainer.placement.executor", "ray", "ray"
-    backend = backend_of(run.generator.inference_engine)
-    if backend.package and draws_rollouts(run):
-        yield "generator.inference_engine.backend", backend.package, backend.extra
-    if run.trainer.use_liger_kernel and run.trainer.device == "cuda":
-        yield "trainer.use_liger_kernel", "liger_kernel", "liger"
-    if package := facts_of(run.trainer).package:
-        yield "trainer.strategy", package, package
-    if MCP in run.environment.names and draws_rollouts(run):
-        yield f"{MCP_TABLE}.servers", "mcp", "mcp"
-    agent = "environment.agent" if run.environment.agent.plays else None
-    if draws_rollouts(run) and (run.generator.inference_engine.enable_http_endpoint or agent):
-        yield agent or "generator.inference_engine.enable_http_endpoint", "starlette", "serve"
-        yield agent or "generator.inference_engine.enable_http_endpoint", "uvicorn", "serve"
 
 
 def data_files_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -371,12 +365,6 @@ def mcp_servers_offer_tools(run: SkyRLTrainConfig) -> Iterator[Problem]:
         task.offered()
     except UserError as error:
         yield Problem(path=f"{MCP_TABLE}.servers", message=str(error))
-
-
-def the_checkpoint_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The checkpoint to resume from exists, if the configuration names one."""
-    if path := run.trainer.resume_path:
-        yield from missing_checkpoint("trainer.resume_path", path)
 
 
 def the_recording_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -446,18 +434,9 @@ DOCTOR = (*_PREFLIGHT, the_sandbox_starts, first_rows_can_be_used(judge=True))
 # Supervised runs.
 
 
-def packages_are_there(run: SupervisedConfig) -> Iterator[Problem]:
-    """Packages that the chosen strategy and executor import are installed."""
-    requirements = [("model.path", "torch", "train"), ("model.path", "transformers", "train")]
-    requirements += [("placement.executor", "ray", "ray")] if run.placement.executor == "ray" else []
-    package = facts_of(run).package
-    requirements += [("strategy", package, package)] if package else []
-    yield from missing_packages(requirements)
-
-
-def the_trackers_are_there(run: SupervisedConfig) -> Iterator[Problem]:
+def the_trackers_are_there(run: AnyRun) -> Iterator[Problem]:
     """The packages of the trackers are installed, and their keys are set."""
-    yield from trackers_can_be_had(run, os.environ)
+    yield from trackers_can_be_had(run.trainer, os.environ)
 
 
 def the_rows_are_there(run: SupervisedConfig) -> Iterator[Problem]:
@@ -473,14 +452,8 @@ def the_template_is_there(run: SupervisedConfig) -> Iterator[Problem]:
         yield Problem(path="chat_template.name_or_path", message=f"there is no file {template.name_or_path}")
 
 
-def the_named_checkpoint_exists(run: SupervisedConfig) -> Iterator[Problem]:
-    """The checkpoint to resume from exists, if the configuration names one."""
-    if run.resume_from not in ("", "latest"):
-        yield from missing_checkpoint("resume_from", run.resume_from, "latest, empty, or a checkpoint")
-
-
 _SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
-    packages_are_there,
+    packages_are_installed,
     flash_attention_is_installed,
     the_trackers_are_there,
     model_exists,
@@ -492,7 +465,7 @@ _SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
     the_template_is_there,
     folders_can_be_written,
     folders_belong_to_run,
-    the_named_checkpoint_exists,
+    the_checkpoint_exists,
     alarms_watch_logged_metrics,
     the_callbacks_exist,
 )

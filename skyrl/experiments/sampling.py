@@ -1,25 +1,38 @@
-"""Builds a policy's prompts and rollouts from the configuration."""
+"""Builds a policy's prompts and rollouts, and the sampler of any run, from the configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from attrs import asdict, evolve
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.foundation.import_paths import is_import_path
+from skyrl.config.settings.samplers import CurriculumConfig, SamplerConfig
 from skyrl.data.cursor import PromptCursor, StreamCursor, batches, permutation
 from skyrl.data.order import Mixed, Sequential, Shuffled
 from skyrl.data.prompt_facts import facts_of
 from skyrl.data.prompts import PromptDataset, StreamedPrompts, load_prompts
 from skyrl.data.row_store import row_key
 from skyrl.data.row_streams import EXAMINED, RowStream, parts_of, versions
+from skyrl.data.samplers import (
+    CustomSampler,
+    Mixture,
+    Permutation,
+    Pool,
+    Pools,
+    Sampler,
+    Schedule,
+    SkipSolved,
+    TargetDifficulty,
+)
 from skyrl.data.sources import Columns
 from skyrl.data.stored_prompts import PromptStore
 from skyrl.errors import DataError
 from skyrl.experiments.factories import stream_limits
-from skyrl.experiments.samplers import SampledRows, sampler_of
 from skyrl.experiments.unrewardable_rows import asked_of_tasks, unrewardable_reason
 from skyrl.rollout.batches import Rollouts, SynchronousRollouts
 from skyrl.rollout.generator import SkyRLGymGenerator
@@ -154,7 +167,6 @@ def prompt_cursor(run: SkyRLTrainConfig, dataset: PromptDataset) -> PromptCursor
     in_order = Shuffled(count, trainer.seed) if data.shuffle else Sequential(count)
     order = in_order if shares is None else Mixed(dataset.sizes, shares, trainer.seed)
     size = trainer.train_batch_size
-    drawn = SampledRows(rows=dataset.prompts, sizes=dataset.sizes, batch=size, seed=trainer.seed)
     return PromptCursor(
         dataset.prompts,
         size,
@@ -163,6 +175,68 @@ def prompt_cursor(run: SkyRLTrainConfig, dataset: PromptDataset) -> PromptCursor
         tail=data.epoch_tail,
         fingerprint=dataset.fingerprint,
         parts=dataset.facts.parts,
-        sampler=sampler_of(data.curriculum, drawn, permutation(order, size, data.epoch_tail)),
+        sampler=sampler_of(
+            data.curriculum,
+            permutation(order, size, data.epoch_tail),
+            rows=dataset.prompts,
+            sizes=dataset.sizes,
+            batch=size,
+            seed=trainer.seed,
+        ),
         lag=trainer.fully_async.max_staleness_steps if trainer.fully_async.enabled else 0,
     )
+
+
+def sampler_of(
+    config: SamplerConfig,
+    in_order: Permutation,
+    *,
+    rows: Sequence[Any],
+    sizes: tuple[int, ...],
+    batch: int,
+    seed: int,
+) -> Sampler:
+    """The configured sampler of batches of `batch` rows; `sizes` are the numbers of rows of each source. `in_order` is
+    the sampler that follows the order of the rows. Raises `UserError`.
+    """
+
+    def make(name: str) -> Sampler:
+        if is_import_path(name):
+            return CustomSampler(name, rows, config.sampler_kwargs)
+        if name == "mixture":
+            return Mixture(sizes, [(stage.step, stage.weights) for stage in config.mixture], seed)
+        if name == "schedule":
+            return Schedule([(stage.step, make(stage.sampler)) for stage in config.stages])
+        if name == "pools" and isinstance(config, CurriculumConfig):
+            pools = [Pool(pool.name, pool.threshold, pool.weight) for pool in config.pools]
+            return Pools(len(rows), pools, config.unseen_weight, config.pool_memory, seed)
+        if name == "target_difficulty" and isinstance(config, CurriculumConfig):
+            target = config.target
+            return TargetDifficulty(
+                np.array([_difficulty(prompt, target.column) for prompt in rows]),
+                initial=target.initial,
+                bounds=(target.min, target.max),
+                step_size=target.step_size,
+                sensitivity=target.sensitivity,
+                reward=target.reward,
+                batch=batch,
+                seed=seed,
+            )
+        return in_order
+
+    sampler = make(config.sampler)
+    if not isinstance(config, CurriculumConfig) or config.skip_solved is None:
+        return sampler
+    return SkipSolved(sampler, len(rows), times=config.skip_solved, reward=config.solved_reward)
+
+
+def _difficulty(prompt: Prompt, column: str) -> float:
+    value: object = prompt.extras
+    for part in column.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise DataError(
+            f"data.curriculum.target.column = {column}: row {prompt.id} has {value!r:.40} there, and no number; name "
+            "the column of the difficulties, with a dot for one in a table, such as extra_info.difficulty"
+        )
+    return float(value)

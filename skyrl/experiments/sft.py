@@ -1,4 +1,4 @@
-"""Training runs that learn from rows: supervised fine-tuning here, reward models in `reward_model.py`.
+"""Training runs that learn from rows: supervised fine-tuning, and reward models from pairs of rows.
 
 As in `ppo.py`, each part is made by its `get_...` method when it is first needed, and then kept.
 """
@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 from attrs import evolve
 from torch import Tensor
 
-from skyrl.batch import TrainingBatch
+from skyrl.batch import TEACHER_HIDDEN, TEACHER_IDS, TEACHER_LOGPROBS, TrainingBatch
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.config import SFTConfig, SupervisedConfig
+from skyrl.config import RewardModelConfig, SFTConfig, SupervisedConfig
 from skyrl.config.checks.supervised_checks import evaluation_names
 from skyrl.config.derive.model_overrides import learner_overrides
 from skyrl.config.derive.supervised_rules import MODEL
@@ -28,33 +28,43 @@ from skyrl.data.order import Mixed, Order, Sequential, Shuffled
 from skyrl.data.row_store import row_key
 from skyrl.data.row_streams import EXAMINED, RowStream, parts_of, versions
 from skyrl.data.samplers import Sampler
-from skyrl.data.supervised_rows import RowReader, TokenizedRows, load_supervised, reading_settings
+from skyrl.data.supervised_rows import RowReader, TokenizedRows, load_preferences, load_supervised, reading_settings
 from skyrl.errors import DataError
-from skyrl.experiments import teachers
 from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.exports import chat_tokenizer, export_of, new_turn_end
-from skyrl.experiments.full_length import supervised_fit_report, supervised_without_traces, synthetic_sequences
-from skyrl.experiments.samplers import SampledRows, sampler_of
+from skyrl.experiments.factories import close_teachers, connect_teachers, served_teacher
+from skyrl.experiments.full_length import (
+    supervised_fit_report,
+    supervised_without_traces,
+    synthetic_pairs,
+    synthetic_sequences,
+)
+from skyrl.experiments.sampling import sampler_of
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
-from skyrl.learners.workers.objectives import CrossEntropy
-from skyrl.learners.workers.roles import SFTTeacherWorker, SFTWorker
-from skyrl.models.files.loading import max_positions, refuse_small_vocabulary
+from skyrl.learners.workers.objectives import BradleyTerry, CrossEntropy
+from skyrl.learners.workers.roles import RewardModelWorker, SFTTeacherWorker, SFTWorker
+from skyrl.models.files.loading import load_tokenizer, max_positions, refuse_small_vocabulary
 from skyrl.planning.replicas import Replicas, replicas
 from skyrl.runs.input_digests import combined_digest, model_digests
-from skyrl.runs.inputs import notice, report_unread_variables
+from skyrl.runs.inputs import notice, refuse_other_tokens, report_unread_variables
 from skyrl.tracking.source_labels import source_labels
 from skyrl.tracking.tracker import Tracker
-from skyrl.training.collate import collate_supervised
+from skyrl.training.collate import collate_pairs, collate_supervised
 from skyrl.training.describe import Metrics
 from skyrl.training.loop import Hooks, TrainingLoop
-from skyrl.training.middleware import LayeredLearner, in_context, layered, run_before
-from skyrl.training.profiling import ProfiledSteps
-from skyrl.training.supervised import RowPosition, SupervisedTrainer
-from skyrl.training.supervised_evaluation import Sums, SupervisedEvaluation, likelihood
-from skyrl.training.teachers_by_source import ServedTeacher
+from skyrl.training.middleware import LayeredLearner, ProfiledSteps, in_context, layered, run_before
+from skyrl.training.supervised import (
+    RowPosition,
+    Sums,
+    SupervisedEvaluation,
+    SupervisedTrainer,
+    likelihood,
+    preferences,
+)
+from skyrl.training.teacher import ServedTeacher
 
 SCORED_AT_A_TIME = 64
 """Minimum number of rows in a batch of an evaluation; micro-batches bound what is computed at a time."""
@@ -215,9 +225,14 @@ class SupervisedExp(BaseExp):
     def get_sampler(self) -> Sampler:
         """Choice of the rows of each batch."""
         cfg, rows = self.cfg, self.train_dataset
-        drawn = SampledRows(rows=rows.rows, sizes=rows.sizes, batch=cfg.batch_size, seed=cfg.seed)
-        curriculum = SamplerConfig() if cfg.num_dummy_steps else cfg.curriculum
-        return sampler_of(curriculum, drawn, permutation(self.get_order(), cfg.batch_size, cfg.epoch_tail))
+        return sampler_of(
+            SamplerConfig() if cfg.num_dummy_steps else cfg.curriculum,
+            permutation(self.get_order(), cfg.batch_size, cfg.epoch_tail),
+            rows=rows.rows,
+            sizes=rows.sizes,
+            batch=cfg.batch_size,
+            seed=cfg.seed,
+        )
 
     def get_cursor(self) -> PromptCursor[Any] | StreamCursor[Any]:
         """The position in the rows, and the batches that follow from it."""
@@ -326,23 +341,7 @@ class SupervisedExp(BaseExp):
             if tally.bad_rows:
                 notice(f"{len(tally.bad_rows)} {name} rows are bad and left out; the first: {tally.bad_rows[0]}")
         self.get_sampler()  # one that cannot be made is refused before anything starts
-        self._report_turn_end()
-        if not self.cfg.streaming:
-            self._report_tail()
-
-    def _report_tail(self) -> None:
-        """Report the rows that no batch contains."""
-        cfg, rows = self.cfg, len(self.train_dataset)
-        _, left_out = batches(rows, cfg.batch_size, cfg.num_epochs, cfg.epoch_tail)
-        rest = rows % cfg.batch_size
-        if rest and cfg.epoch_tail == "drop":
-            notice(f"{rest} training rows do not fill a batch and are left out of each epoch (epoch_tail)")
-        elif left_out:
-            notice(f"{left_out} training rows, the last ones of the last epoch, do not fill a batch and are left out")
-
-    def _report_turn_end(self) -> None:
-        """Report whether generation with the trained model stops where its turns end."""
-        match self.train_dataset.tally.turn_end:
+        match self.train_dataset.tally.turn_end:  # whether generation with the trained model stops there
             case (end, None):
                 notice(
                     f"the chat template ends turns with the text {end!r}, which is not a token: stop sampling at this "
@@ -353,6 +352,15 @@ class SupervisedExp(BaseExp):
                     f"the chat template ends turns with {end!r} (token {token}), at which the model's generation does "
                     "not stop: the exported generation_config.json gets it as one more eos_token_id"
                 )
+        if self.cfg.streaming:
+            return
+        cfg, rows = self.cfg, len(self.train_dataset)
+        _, left_out = batches(rows, cfg.batch_size, cfg.num_epochs, cfg.epoch_tail)
+        rest = rows % cfg.batch_size
+        if rest and cfg.epoch_tail == "drop":
+            notice(f"{rest} training rows do not fill a batch and are left out of each epoch (epoch_tail)")
+        elif left_out:
+            notice(f"{left_out} training rows, the last ones of the last epoch, do not fill a batch and are left out")
 
     @property
     def replicas(self) -> Replicas:
@@ -391,7 +399,7 @@ class SFTExp(SupervisedExp):
     def served_teachers(self) -> tuple[ServedTeacher, ...]:
         """The teacher, if it is one behind a server."""
         endpoint = self.cfg.distillation.endpoint
-        return () if endpoint.url is None else (teachers.served_teacher(endpoint, endpoint.url),)
+        return () if endpoint.url is None else (served_teacher(endpoint, endpoint.url),)
 
     def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
         return load_supervised(sources, self.tokenizer, self.cfg, self.max_length)
@@ -410,7 +418,10 @@ class SFTExp(SupervisedExp):
     def check_inputs(self) -> None:
         """Check data and models. Raises `DataError`, `ModelError`."""
         super().check_inputs()
-        teachers.refuse_other_teacher(self.cfg, self.tokenizer)
+        teacher = self.cfg.distillation.teacher_path
+        if teacher is not None:  # it numbers tokens as the model does
+            policy = str(self.cfg.model.path)
+            refuse_other_tokens(self.tokenizer, load_tokenizer(teacher), policy=policy, teacher=teacher)
 
     def input_digests(self) -> dict[str, str]:
         """Digests of what a resumed run reads again, with the weights of the model that teaches."""
@@ -420,7 +431,7 @@ class SFTExp(SupervisedExp):
 
     async def prepare(self) -> None:
         """Ask the served teacher, if there is one, for its limits."""
-        await teachers.connect(
+        await connect_teachers(
             self.served_teachers,
             self.tokenizer,
             str(self.cfg.model.path),
@@ -432,14 +443,21 @@ class SFTExp(SupervisedExp):
 
     async def close(self) -> None:
         """Close the connections to a served teacher."""
-        await teachers.close(self.served_teachers)
+        await close_teachers(self.served_teachers)
 
     async def complete(self, batch: TrainingBatch) -> TrainingBatch:
-        """The batch with what the teacher makes of its rows."""
-        if self.teacher is None:
+        """The batch, whose rows carry what the model learns from the teacher: its hidden states at the learned tokens,
+        or its likeliest tokens there.
+        """
+        teacher, settings = self.teacher, self.cfg.distillation
+        if teacher is None:
             return batch
         with self.clock.measure("teacher"):
-            return await teachers.with_teacher(batch, self.cfg, self.teacher)
+            if settings.top_k is None:
+                assert isinstance(teacher, ScorerGroup)
+                return batch.carrying(**{TEACHER_HIDDEN: await teacher.hidden(batch)})
+            ids, logprobs = await teacher.token_logprobs(batch, settings.top_k, settings.temperature)
+            return batch.carrying(**{TEACHER_IDS: ids, TEACHER_LOGPROBS: logprobs})
 
     async def complete_evaluated(self, batch: TrainingBatch) -> TrainingBatch:
         """The batch itself: an evaluation measures likelihood alone."""
@@ -451,3 +469,26 @@ class SFTExp(SupervisedExp):
 
     def measure(self, scores: Tensor, batch: TrainingBatch) -> Sums:
         return likelihood(scores, batch)
+
+
+class RewardModelExp(SupervisedExp):
+    """Trains a model of which of two chats is better. Its learner is a critic: a body with a head for one number."""
+
+    role: ClassVar[str] = "critic"
+    cfg: RewardModelConfig
+    worker = RewardModelWorker
+
+    def load(self, sources: tuple[str, ...]) -> TokenizedRows[Any]:
+        return load_preferences(sources, self.tokenizer, self.cfg, self.max_length)
+
+    def synthetic_rows(self, vocabulary: int) -> TokenizedRows[Any]:
+        return synthetic_pairs(self.cfg, self.max_length, vocabulary)
+
+    def collate(self, rows: Sequence[Any]) -> TrainingBatch:
+        return collate_pairs(rows, share_prompts=self.cfg.use_sequence_packing)
+
+    def get_objective(self) -> Objective:
+        return BradleyTerry()
+
+    def measure(self, scores: Tensor, batch: TrainingBatch) -> Sums:
+        return preferences(scores, batch)

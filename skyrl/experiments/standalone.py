@@ -13,7 +13,14 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.sizes import on_ray, sizes_of, starts_engines
 from skyrl.endpoint.client_access import Address
 from skyrl.errors import Problem, Stopped
-from skyrl.experiments.factories import NO_ADAPTERS, EngineAdapters, engine_makers, engine_restarts, start_processes
+from skyrl.experiments.factories import (
+    NO_ADAPTERS,
+    EngineAdapters,
+    engine_makers,
+    engine_restarts,
+    server_engines,
+    start_processes,
+)
 from skyrl.experiments.first_rows import first_rows_can_be_used
 from skyrl.experiments.model_checks import answers_fit, models_exist, policy_has_chat_template
 from skyrl.experiments.policy_sampling import PolicySampling
@@ -24,13 +31,12 @@ from skyrl.experiments.preflight import (
     the_task_can_be_imported,
     tokens_of_servers_are_there,
 )
-from skyrl.experiments.servers import server_engines
 from skyrl.inference.engine import InferenceEngine
 from skyrl.inference.pool.restarts import EngineRestarts
 from skyrl.planning.layout import layout_of_engines
 from skyrl.processes.event_loop import event_loop
 from skyrl.processes.handles import Processes
-from skyrl.processes.wait_reporter import WaitReporter
+from skyrl.processes.progress import WaitReporter
 from skyrl.runs.inputs import notice
 from skyrl.tree.rules import Check
 
@@ -105,9 +111,8 @@ def the_prompts_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def packages_for_sampling(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Packages that the engine and the executor import are installed; those of trackers and learners are not needed."""
-    unused = ("trainer.logger", "trainer.strategy")
-    yield from (problem for problem in packages_are_installed(run) if problem.path not in unused)
+    """Packages that the engine and the executor import are installed; that of the learners' strategy is not needed."""
+    yield from (problem for problem in packages_are_installed(run) if problem.path != "trainer.strategy")
 
 
 model_checks: tuple[Check[SkyRLTrainConfig], ...] = (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from skyrl.config.derive.sizes import grid_of, sizes_of, starts_engines
 from skyrl.config.settings.trackers import names_of
 from skyrl.errors import Problem, ResumeError, Stopped
 from skyrl.experiments.factories import NO_ADAPTERS, EngineAdapters, longest_sequence, start_processes
-from skyrl.experiments.preflight import trackers_can_be_had
+from skyrl.experiments.preflight import the_trackers_are_there
 from skyrl.experiments.standalone import StandaloneSampling, model_checks
 from skyrl.inference.engine import InferenceEngine
 from skyrl.inference.pool.client import InferenceEngineClient
@@ -320,14 +319,9 @@ def engines_take_snapshots(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="generator.inference_engine.rollout_dtype", message=message, hint="set it to bfloat16")
 
 
-def trackers_are_there(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The trackers of models can be had on this machine."""
-    yield from trackers_can_be_had(run.trainer, os.environ)
-
-
 PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     *model_checks,
-    trackers_are_there,
+    the_trackers_are_there,
     ranks_share_sequences_alone,
     engines_take_snapshots,
 )

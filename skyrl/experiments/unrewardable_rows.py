@@ -7,14 +7,14 @@ A reward function needs values for the parameters that have no default. Without 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import islice
 from typing import Any
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.data.prompts import Refuses, extras_of
-from skyrl.data.sources import BadRow, Columns, Row, answer_in, answered, iterate_rows
+from skyrl.data.sources import BadRow, Columns, answer_in, answered, iterate_rows
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
 from skyrl.envs.mcp.environment import McpTask
@@ -130,17 +130,27 @@ def unrewardable_rows(run: SkyRLTrainConfig, field: str, source: str, *, all_row
     if skips and not all_rows:
         return
     reasons: dict[int, str] = {}
-    truths: dict[str, tuple[int, Any]] = {}
+    truths: dict[str, tuple[int, Any]] = {}  # row and value of the first of each kind
     columns_hint = ""
     rows, refuses = 0, unrewardable_reason(run)
     try:
         for index, row in enumerate(iterate_rows(source, columns) if all_rows else islice(iterate_rows(source), 1)):
             rows += 1
-            if reason := _reason(run, row, columns, refuses):
-                if isinstance(reason, MissingColumn) and not reasons and not isinstance(row, BadRow):
-                    columns_hint = f"row {index} has {columns_text(row)}; {_REMEDY}"
+            if isinstance(row, BadRow):  # another check reports it
+                continue
+            try:
+                full_row = answered(row, 0, "", columns)
+            except DataError:
+                continue
+            task, extras = full_row.get("env_class") or run.environment.task, extras_of(full_row, columns)
+            if isinstance(task, str) and (reason := refuses(task, extras)):
+                if isinstance(reason, MissingColumn) and not reasons:
+                    columns_hint = (
+                        f"row {index} has {columns_text(row)}; data.answer_column names the column of the ground "
+                        "truth; a parameter with a default needs no column"
+                    )
                 reasons[index] = reason
-            for truth in _ground_truths_of(row, columns):
+            for truth in ground_truths(extras).values():
                 kind = "text" if isinstance(truth, str) else "number" if isinstance(truth, int | float) else ""
                 truths.setdefault(kind, (index, truth))
     except (DataError, OSError):  # another check reports it
@@ -149,47 +159,14 @@ def unrewardable_rows(run: SkyRLTrainConfig, field: str, source: str, *, all_row
         yield Problem(
             path=field,
             message=_counted(source, reasons, rows) if all_rows else f"{source}, row 0 {reasons[0]}",
-            hint="; ".join(filter(None, [columns_hint, "" if skips else _SKIPS])),
+            hint="; ".join(filter(None, [columns_hint, "" if skips else "data.bad_rows = skip leaves such rows out"])),
             severity="warning" if skips and len(reasons) < rows else "error",
         )
-    yield from _mixed_ground_truths(truths, field, source)
-
-
-def _mixed_ground_truths(first: Mapping[str, tuple[int, Any]], field: str, source: str) -> Iterator[Problem]:
-    """Warning about a file in which some ground truths are texts and others numbers: few reward functions take both.
-    `first` has the row and the value of the first of each kind.
-    """
-    if {"text", "number"} <= first.keys():
-        named = " and ".join(f"{first[kind][1]!r:.60} (row {first[kind][0]})" for kind in ("text", "number"))
+    if {"text", "number"} <= truths.keys():  # few reward functions take both
+        named = " and ".join(f"{truths[kind][1]!r:.60} (row {truths[kind][0]})" for kind in ("text", "number"))
         message = f"the ground truths of {source} are texts and numbers, such as {named}"
         hint = "make them all texts, or compare str(ground_truth)"
         yield Problem(path=field, message=message, hint=hint, severity="warning")
-
-
-def _ground_truths_of(row: Row | BadRow, columns: Columns) -> Iterable[Any]:
-    """The ground truths of a row; none for a bad one, which another check reports."""
-    if isinstance(row, BadRow):
-        return ()
-    try:
-        return ground_truths(extras_of(answered(row, 0, "", columns), columns)).values()
-    except DataError:
-        return ()
-
-
-_REMEDY = "data.answer_column names the column of the ground truth; a parameter with a default needs no column"
-_SKIPS = "data.bad_rows = skip leaves such rows out"
-
-
-def _reason(run: SkyRLTrainConfig, row: Row | BadRow, columns: Columns, refuses: Refuses) -> str | None:
-    """Reason why the row is bad; None for one that has all, and for one that is bad for another reason."""
-    if isinstance(row, BadRow):
-        return None
-    try:
-        full_row = answered(row, 0, "", columns)
-    except DataError:
-        return None
-    task = full_row.get("env_class") or run.environment.task
-    return refuses(task, extras_of(full_row, columns)) if isinstance(task, str) else None
 
 
 def _counted(source: str, reasons: Mapping[int, str], rows: int) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import attrs
 
 from skyrl.errors import UserError
-from skyrl.processes.lifetimes import lives
+from skyrl.processes.orphans import lives
 from skyrl.storage.atomic import write_file
 from skyrl.tree.files import stored_text
 

@@ -11,7 +11,7 @@ import subprocess
 from skyrl.config.cluster import ClusterConfig
 from skyrl.errors import UserError
 from skyrl.launchers.job import LOGS, Job, Launch, forget_report, state_in
-from skyrl.processes.lifetimes import lives, process_id
+from skyrl.processes.orphans import lives, process_id
 from skyrl.storage.atomic import write_file
 
 SCRIPT = "run.sh"

@@ -16,7 +16,7 @@ from types import FrameType
 
 from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE
 from skyrl.launchers.job import write_state
-from skyrl.processes.lifetimes import process_id
+from skyrl.processes.orphans import process_id
 
 UNFINISHED = "SKYRL_UNFINISHED"
 """Variable with a file that a launched run makes when it begins, and removes at its regular end."""

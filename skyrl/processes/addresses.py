@@ -45,6 +45,6 @@ def why_unreachable(host: str, port: int, seconds: float = _KNOCK_SECONDS) -> st
     """Reason why no connection to host and port can be made within `seconds`; None if one can."""
     try:
         socket.create_connection((host, port), seconds).close()
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # the latter for a port above 65535
         return str(error)
     return None

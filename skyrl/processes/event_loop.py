@@ -5,10 +5,9 @@ awaits blocking calls.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -38,25 +37,14 @@ R = TypeVar("R")
 
 async def run_in_daemon_thread(call: Callable[[], R]) -> R:
     """Run `call` in a daemon thread; returns its result or raises its error. Cancelling the await leaves it running."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[R] = loop.create_future()
-
-    def settle(result: R | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]  # without an error there is a result
+    future: Future[R] = Future()
+    future.set_running_or_notify_cancel()  # from now on it cannot be cancelled, and takes the result in any case
 
     def run() -> None:
-        result, error = None, None
         try:
-            result = call()
-        except BaseException as raised:  # noqa: BLE001  # raised again where the call is awaited
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing awaits the result
-            loop.call_soon_threadsafe(settle, result, error)
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001  # raised again where the call is awaited
+            future.set_exception(error)
 
     threading.Thread(target=run, name="skyrl-background", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)

@@ -12,8 +12,7 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from skyrl.planning.layout import Layout
 from skyrl.processes.calls import apply, name_of
-from skyrl.processes.exit_notice import ExitNotice
-from skyrl.processes.handles import Group
+from skyrl.processes.handles import ExitNotice, Group
 from skyrl.processes.progress import Progress
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from skyrl.installation import __version__
 PACKAGES = ("torch", "ray", "transformers", "vllm", "deepspeed")
 """Packages whose versions have to agree, beside skyrl's own."""
 
-_QUERY = ("index", "name", "memory.total", "memory.used", "ecc.errors.uncorrected.volatile.total")
+_QUERY = ("index", "name", "ecc.errors.uncorrected.volatile.total")
 _SECONDS = 20.0
 
 
@@ -32,8 +32,6 @@ class GpuFacts:
 
     index: str
     name: str
-    total_mib: int | None
-    used_mib: int | None
     uncorrected_errors: int | None
     """Uncorrected memory errors since the driver was loaded; None if the GPU does not count them."""
 
@@ -69,7 +67,7 @@ def facts_here(readable: Sequence[str], writable: Sequence[str]) -> MachineFacts
     memory, total = _memory()
     return MachineFacts(
         host=socket.gethostname(),
-        versions=_versions(),
+        versions={**installed_versions(PACKAGES), "skyrl's code": code_digest()},
         memory=memory,
         total_memory=total,
         gpus=gpus,
@@ -79,12 +77,13 @@ def facts_here(readable: Sequence[str], writable: Sequence[str]) -> MachineFacts
     )
 
 
-def _versions() -> dict[str, str]:
+def installed_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Versions of Python, of skyrl, and of those of these packages that are installed."""
     versions = {"python": platform.python_version(), "skyrl": __version__}
-    for package in PACKAGES:
+    for package in packages:
         with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)
-    return versions | {"skyrl's code": code_digest()}
+    return versions
 
 
 def code_digest() -> str:
@@ -124,14 +123,8 @@ def _gpus() -> tuple[list[GpuFacts], str]:
 def read_gpus(text: str) -> Iterator[GpuFacts]:
     """The rows that nvidia-smi printed for `_QUERY`; what it does not know, such as `[N/A]`, is None."""
     for line in text.splitlines():
-        index, name, total, used, errors = (part.strip() for part in line.split(","))
-        yield GpuFacts(
-            index=index, name=name, total_mib=_number(total), used_mib=_number(used), uncorrected_errors=_number(errors)
-        )
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
+        index, name, errors = (part.strip() for part in line.split(","))
+        yield GpuFacts(index=index, name=name, uncorrected_errors=int(errors) if errors.isdecimal() else None)
 
 
 def resident_bytes() -> int:

@@ -1,5 +1,5 @@
-"""Kills orphan processes: every process of a run carries a mark in its environment, and processes with the mark of an
-owner that is gone are killed.
+"""Identifies processes, and kills orphans: every process of a run carries a mark in its environment, and processes with
+the mark of an owner that is gone are killed.
 
 Children inherit the mark, in any session and under any parent, so that an engine's own subprocesses are found too.
 `start_reaper` starts this very file as a small program that waits for the owner's end, whatever its cause. If the
@@ -41,6 +41,19 @@ def private_root(temporary: str) -> Path:
     those of Ray's sockets would exceed the 107 bytes that Linux allows.
     """
     return Path(temporary if len(temporary) <= _LONGEST_ROOT else "/tmp")
+
+
+def process_id(pid: int) -> str:
+    """`PID:START` of a process, with its start time in kernel ticks, which distinguishes it from a later process with
+    the same pid. The start time is `gone` if there is no such process.
+    """
+    return f"{pid}:{_start_time(pid)}"
+
+
+def lives(process: str) -> bool:
+    """Whether the process with this `process_id` lives on this machine; a zombie does not."""
+    pid, _, start = process.partition(":")
+    return pid.isdigit() and _alive(int(pid)) and _start_time(int(pid)) == start
 
 
 def folder_of_this_process(root: Path) -> Path:

@@ -240,24 +240,19 @@ class RedactedStream:
         return getattr(self._stream, name)
 
 
-@functools.lru_cache(maxsize=4)
-def _environment_pattern(environ: tuple[tuple[str, str], ...]) -> re.Pattern[str]:
-    """Pattern that finds every secret of an environment, and nothing if there are none."""
-    return re.compile("|".join(map(re.escape, secrets_of(dict(environ)))) or r"(?!)")
-
-
 class _CachedPattern:
-    """The pattern of the current environment, rebuilt only if a variable has changed, not for each line."""
+    """The pattern that finds every secret of the current environment, and nothing if there are none. It is rebuilt only
+    if a variable has changed, not for each line.
+    """
 
-    def __init__(self) -> None:
-        self._seen: dict[Any, Any] | None = None
-        self._pattern = re.compile(r"(?!)")
+    _seen: dict[Any, Any] | None = None
+    _pattern = re.compile("")
 
     def __call__(self) -> re.Pattern[str]:
         current = vars(os.environ)["_data"]  # compared as a whole, without decoding each variable
         if current != self._seen:
             self._seen = dict(current)
-            self._pattern = _environment_pattern(tuple(os.environ.items()))
+            self._pattern = re.compile("|".join(map(re.escape, secrets_of(dict(os.environ)))) or r"(?!)")
         return self._pattern
 
 

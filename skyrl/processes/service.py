@@ -103,7 +103,15 @@ def listen(host: str, port: int, token: str | None, variable: str) -> socket.soc
     without a token, or with one that is no secret or that no request can carry.
     """
     _resolved(host, port)
-    _check_token(host, token, variable)
+    remedy = f'export {variable}="$(openssl rand -hex 32)" here and where the run is started'
+    if not token and not is_loopback(host):
+        raise UserError(f"{host} can be reached from other machines: {remedy}, or use --host 127.0.0.1")
+    printable = all(" " <= letter <= "~" for letter in token or "") and token == (token or "").strip()
+    if token and not (printable and len(token) >= SHORTEST_TOKEN):
+        raise UserError(
+            f"{variable} is no usable token: it needs at least {SHORTEST_TOKEN} printable characters of ASCII, without "
+            f"space around them, as a header carries it: {remedy}"
+        )
     return bound_socket(host, port)
 
 
@@ -135,18 +143,6 @@ def _refused_address(host: str, port: int) -> Iterator[None]:
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ProcessError(f"cannot listen on {host}:{port}: {reason}; see --host and --port") from error
-
-
-def _check_token(host: str, token: str | None, variable: str) -> None:
-    remedy = f'export {variable}="$(openssl rand -hex 32)" here and where the run is started'
-    if not token and not is_loopback(host):
-        raise UserError(f"{host} can be reached from other machines: {remedy}, or use --host 127.0.0.1")
-    printable = all(" " <= letter <= "~" for letter in token or "") and token == (token or "").strip()
-    if token and not (printable and len(token) >= SHORTEST_TOKEN):
-        raise UserError(
-            f"{variable} is no usable token: it needs at least {SHORTEST_TOKEN} printable characters of ASCII, without "
-            f"space around them, as a header carries it: {remedy}"
-        )
 
 
 def serve(app: Starlette, bound: socket.socket) -> None:

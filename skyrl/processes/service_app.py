@@ -1,4 +1,5 @@
-"""The ASGI application of every HTTP service of this package: `service_app` makes all of them.
+"""The ASGI application of every HTTP service of this package: `service_app` makes all of them, and `ServiceThreads` are
+the threads on which a service works for its clients.
 
     request -> RULES -> token -> route -> answer, or a `RequestError` in the service's own form
 
@@ -13,11 +14,15 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import select
+import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
+from attrs import frozen
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -30,6 +35,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from skyrl.errors import RequestError
 from skyrl.processes.addresses import is_loopback
 from skyrl.processes.answers import collected
+
+T = TypeVar("T")
 
 LONGEST_BODY = 4 << 20
 """Maximum size of a request's body, in bytes."""
@@ -79,10 +86,14 @@ def service_app(
     def failed(request: Request, error: Exception) -> Response:
         return refusal(RequestError("the service failed: see its log", status=500))
 
+    def require_token(request: Request) -> None:
+        if not is_key(token, key_of(request)):
+            raise RequestError("this service requires its token: Authorization: Bearer ...", status=401)
+
     guard = Middleware(
         _Guard,
         rules=RULES if token else (*RULES, *RULES_WITHOUT_TOKEN),
-        admit=admit or (lambda request: _require(token, request)),
+        admit=admit or require_token,
         refusal=refusal,
         headers=headers or {},
     )
@@ -262,19 +273,18 @@ class _Guard:
             return answer
 
 
-def _require(token: str | None, request: Request) -> None:
-    if not is_key(token, key_of(request)):
-        raise RequestError("this service requires its token: Authorization: Bearer ...", status=401)
-
-
 def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a JSON number")
 
 
 async def _respond_while_connected(request: Request, answer: Awaitable[Response]) -> Response:
     """The response; raises `RequestError` and cancels the work if the client disconnects first."""
-    working = asyncio.ensure_future(answer)
-    watching = asyncio.ensure_future(_hung_up(request))
+
+    async def hung_up() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.ensure_future(answer), asyncio.ensure_future(hung_up())
     try:
         await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -286,6 +296,35 @@ async def _respond_while_connected(request: Request, answer: Awaitable[Response]
         await asyncio.wait([working, watching])
 
 
-async def _hung_up(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+@frozen
+class HangUp:
+    """The end of a client. It has happened once the other end of `line` is closed."""
+
+    line: socket.socket
+
+    def fileno(self) -> int:
+        """A descriptor that is readable once the client is gone."""
+        return self.line.fileno()
+
+    def has_happened(self) -> bool:
+        """Whether the client is gone."""
+        watch = select.poll()
+        watch.register(self.line, select.POLLIN)
+        return bool(watch.poll(0))
+
+
+class ServiceThreads:
+    """The threads of one service."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    async def run(self, work: Callable[[HangUp], T]) -> T:
+        """The result of `work` on one of the threads. If this call is cancelled, work that has not begun never does,
+        and work that has begun learns from its argument that nobody waits for it any more.
+        """
+        caller_socket, worker_socket = socket.socketpair()
+        with caller_socket:  # closes, and so tells the thread, also if this call is cancelled
+            future = self._pool.submit(work, HangUp(worker_socket))
+            future.add_done_callback(lambda _: worker_socket.close())
+            return await asyncio.wrap_future(future)

@@ -9,9 +9,8 @@ from typing import Any
 
 from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.pending import PendingSave
-from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors
-from skyrl.checkpoint.store import Checkpoint, CheckpointStore, finite_metrics
+from skyrl.checkpoint.store import Checkpoint, CheckpointStore, Retention, finite_metrics
 from skyrl.config.loading.resolve import derived
 from skyrl.config.loading.stored import stored_tree
 from skyrl.config.settings.run_basics import RunBasics

@@ -13,8 +13,8 @@ from typing import Self
 
 from skyrl.errors import Stopped
 from skyrl.launchers.supervised import UNFINISHED
-from skyrl.processes.lifetimes import process_id
 from skyrl.processes.machine_facts import resident_bytes
+from skyrl.processes.orphans import process_id
 from skyrl.processes.progress import Progress
 from skyrl.processes.redaction import redacted_tree
 from skyrl.storage.atomic import write_file

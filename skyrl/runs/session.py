@@ -24,10 +24,9 @@ from skyrl.processes.event_loop import event_loop
 from skyrl.processes.garbage import seldom_collected
 from skyrl.processes.handles import Processes
 from skyrl.processes.linux import needs_linux
-from skyrl.processes.progress import Progress, Watchdog
+from skyrl.processes.progress import Progress, WaitReporter, Watchdog
 from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT
-from skyrl.processes.wait_reporter import WaitReporter
 from skyrl.runs.checkpoint_manager import CheckpointManager
 from skyrl.runs.input_digests import carried_on, refuse_changed_inputs
 from skyrl.runs.inputs import notice
@@ -36,8 +35,7 @@ from skyrl.runs.resume import find_start
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.run_lock import RunLock, changes_to_say, config_text
 from skyrl.runs.run_tree import AnyRun
-from skyrl.storage.disk import Disk
-from skyrl.storage.disk_errors import FULL, OPEN_FILES, nearest, readable, remedy
+from skyrl.storage.disk import FULL, OPEN_FILES, Disk, nearest, readable, remedy
 from skyrl.tracking.tracker import LastMetrics, Tracker, Trackers
 from skyrl.training.alarms import Alarms
 from skyrl.training.callbacks import Callbacks

@@ -81,7 +81,10 @@ def atomic_folder(folder: Path, *, keep: Collection[str] = ()) -> Iterator[Path]
     filled in place: what it holds is removed once the new content is complete.
     """
     folder = folder.resolve()
-    old, in_place = _state_path(folder, "old"), _stays(folder)
+    old = _state_path(folder, "old")
+    in_place = folder.exists() and (
+        folder.samefile(Path.cwd()) or folder.is_mount() or not os.access(folder.parent, os.W_OK)
+    )
     scratch = folder / ".new" if in_place else _state_path(folder, "new")
     if old.exists() and not folder.exists():  # a writer was killed between the two renames
         old.rename(folder)
@@ -160,13 +163,6 @@ def _clear(folder: Path, keep: Collection[str] = ()) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def _stays(folder: Path) -> bool:
-    """Whether an existing folder cannot, or should not, be renamed."""
-    if not folder.exists():
-        return False
-    return folder.samefile(Path.cwd()) or folder.is_mount() or not os.access(folder.parent, os.W_OK)
 
 
 def _state_path(path: Path, state: str) -> Path:

@@ -58,31 +58,19 @@ class Bucket:
         return False
 
     def names(self, folder: str = "") -> list[str]:
-        def listed(path: str) -> list[str]:
-            self._system.invalidate_cache()
-            try:
-                return [str(item).rstrip("/") for item in self._system.ls(path, detail=False)]
-            except FileNotFoundError:
-                return []
-
-        path = self._path(folder).rstrip("/")
-        entries = patiently(listed, path)
-        return sorted({name.rpartition("/")[2] for name in entries if name.strip("/") != path.strip("/")})
+        path = self._path(folder).strip("/")
+        try:
+            entries = self._ask(lambda system: system.ls(path, detail=False))
+        except FileNotFoundError:
+            return []
+        return sorted({str(name).rstrip("/").rpartition("/")[2] for name in entries if str(name).strip("/") != path})
 
     def size(self, name: str) -> int:
-        def measured(path: str) -> int:
-            self._system.invalidate_cache()
-            return int(self._system.size(path))
-
-        return patiently(measured, self._path(name))
+        return int(self._ask(lambda system: system.size(self._path(name))))
 
     def version(self, name: str) -> str:
-        def looked_up(path: str) -> str:
-            self._system.invalidate_cache()
-            about = self._system.info(path)
-            return str(about.get("e_tag") or about.get("ETag") or about.get("last_modified") or about.get("created"))
-
-        return patiently(looked_up, self._path(name))
+        about = self._ask(lambda system: system.info(self._path(name)))
+        return str(about.get("e_tag") or about.get("ETag") or about.get("last_modified") or about.get("created"))
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytearray:
         if length == 0:
@@ -103,12 +91,8 @@ class Bucket:
         raise AssertionError("an object store moves nothing")
 
     def remove(self, name: str) -> None:
-        def deleted(path: str) -> None:
-            self._system.invalidate_cache()
-            if self._system.exists(path):
-                self._system.rm(path, recursive=True)
-
-        patiently(deleted, self._path(name))
+        path = self._path(name)
+        self._ask(lambda system: system.exists(path) and system.rm(path, recursive=True))
 
     def flush(self, folder: str) -> None:
         """Does nothing: an uploaded object is durable."""
@@ -133,6 +117,15 @@ class Bucket:
             raise UserError(f"{self.address} needs {error.name or error}: {hint}") from error
         except ValueError as error:
             raise UserError(f"{self.address}: {error}") from error
+
+    def _ask(self, question: Callable[[Any], Any]) -> Any:
+        """An answer of the store as it is now: its file system object remembers what it has listed."""
+
+        def asked() -> Any:
+            self._system.invalidate_cache()
+            return question(self._system)
+
+        return patiently(asked)
 
     def _path(self, name: str) -> str:
         path: str = self._system._strip_protocol(f"{self.address}/{name}" if name else self.address)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -71,7 +71,9 @@ def lines_with_records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 damaged.append(number)
             else:
                 yield line, record
-    report_damaged(path, damaged)
+    if damaged:
+        named = ", ".join(map(str, damaged[:_NAMED])) + (" ..." if len(damaged) > _NAMED else "")
+        _LOG.warning("%s: %d damaged line(s) left out (line %s)", path, len(damaged), named)
 
 
 class GrowingLines:
@@ -109,10 +111,3 @@ class GrowingLines:
             for line in complete_lines(lines):
                 self._offset += len(line)
                 yield line
-
-
-def report_damaged(path: Path, lines: Sequence[int]) -> None:
-    """Warn of damaged lines that were left out, if there are any; lines are counted from 1."""
-    if lines:
-        named = ", ".join(map(str, lines[:_NAMED])) + (" ..." if len(lines) > _NAMED else "")
-        _LOG.warning("%s: %d damaged line(s) left out (line %s)", path, len(lines), named)

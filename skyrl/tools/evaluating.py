@@ -33,9 +33,8 @@ from skyrl.runs.inputs import notice
 from skyrl.runs.stored_runs import Run, checkpoints_of
 from skyrl.storage.atomic import write_file
 from skyrl.tools.sampling_target import Target, model_of, stored_run_of
-from skyrl.training.eval_scores import intervals, mean_interval, share_interval
-from skyrl.training.evaluation import with_all
-from skyrl.training.supervised_evaluation import Sums
+from skyrl.training.evaluation import intervals, mean_interval, share_interval, with_all
+from skyrl.training.supervised import Sums
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree import required
 

@@ -90,7 +90,7 @@ def _serve(
     from skyrl.endpoint.control import EngineControl
     from skyrl.endpoint.http.server import serving
     from skyrl.experiments.factories import EngineAdapters
-    from skyrl.experiments.served_policy import served_policy
+    from skyrl.experiments.policy_sampling import served_policy
     from skyrl.experiments.standalone import StandaloneSampling
 
     policy = served_policy(run, name=name, adapters=tuple(adapters))

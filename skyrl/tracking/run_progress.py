@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from skyrl.processes.lifetimes import lives
+from skyrl.processes.orphans import lives
 from skyrl.storage.json_files import complete_lines, parsed, record_of
 from skyrl.tree.files import stored_text
 

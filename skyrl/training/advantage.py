@@ -1,8 +1,10 @@
-"""Selects the advantage estimator of a configuration; no other module does."""
+"""Selects the reward shaping and the advantage estimator of a configuration; no other module does."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import attrs
 import torch
@@ -23,16 +25,19 @@ from skyrl.algorithms.estimators import (
     ReinforcePlusPlusBaseline,
     ReMax,
 )
+from skyrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLController, KLEstimator, kl_estimate
 from skyrl.algorithms.masked import standardize
 from skyrl.algorithms.returns import generalized_advantages, teacher_advantages
-from skyrl.algorithms.rewards import normalize
+from skyrl.algorithms.rewards import added_at, less_the_divergence, normalize, overlong_penalty, scaled
 from skyrl.batch import TrainingBatch
-from skyrl.config import AlgorithmConfig, DistillationConfig, NormConfig, TrainerConfig
+from skyrl.config import AlgorithmConfig, DistillationConfig, NormConfig, RewardShapingConfig, TrainerConfig
 from skyrl.config.derive.algorithm_facts import estimator_facts
 from skyrl.config.foundation.peer_signatures import ESTIMATOR_SIGNATURES, peer_signature_of
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry
 from skyrl.errors import RunError
+from skyrl.training.describe import Metrics
 from skyrl.training.peer_functions import PeerEstimator, checked_estimator
+from skyrl.tree import required
 
 
 def advantages_of(trainer: TrainerConfig) -> AdvantageEstimator:
@@ -129,25 +134,18 @@ def sampler_logprobs(batch: TrainingBatch) -> Tensor:
     return logprobs
 
 
-@attrs.frozen(kw_only=True)
-class CriticTargets:
-    """Targets of a critic: lambda-returns, or plain discounted returns if the advantages do not use values."""
+def critic_targets(algorithm: AlgorithmConfig) -> Callable[[TrainingBatch], Tensor]:
+    """The configured targets of a critic, (B, L), 0 outside the mask: lambda-returns, or discounted returns if the
+    advantages do not use values.
+    """
+    gamma, lambd = algorithm.gamma, algorithm.lambd if "lambd" in estimator_facts(algorithm).fields else 1.0
 
-    gamma: float
-    lambd: float
-
-    def __call__(self, batch: TrainingBatch) -> Tensor:
-        """(B, L): target of each token, 0 outside the mask."""
+    def targets(batch: TrainingBatch) -> Tensor:
         assert batch.values is not None
-        return generalized_advantages(batch.rewards, batch.values, batch.loss_mask, gamma=self.gamma, lambd=self.lambd)[
-            1
-        ]
+        _, returns = generalized_advantages(batch.rewards, batch.values, batch.loss_mask, gamma=gamma, lambd=lambd)
+        return returns
 
-
-def critic_targets(algorithm: AlgorithmConfig) -> CriticTargets:
-    """The configured targets of a critic."""
-    reads_lambda = "lambd" in estimator_facts(algorithm).fields
-    return CriticTargets(gamma=algorithm.gamma, lambd=algorithm.lambd if reads_lambda else 1.0)
+    return targets
 
 
 def normalize_by_config(norm: NormConfig, values: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
@@ -190,3 +188,91 @@ def _estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
     if signature is None:
         return user_estimator
     return checked_estimator(PeerEstimator(function=user_estimator, signature=signature, algorithm=algorithm))
+
+
+class RewardShaping:
+    """Overlong penalty, scale, bounds and norm of an answer's reward, then the KL penalty of its tokens.
+
+    It holds state that changes during a run: the weight of the KL penalty.
+    """
+
+    def __init__(self, config: RewardShapingConfig, penalty: KLPenalty | None) -> None:
+        """`penalty` is None where there is no KL in the reward."""
+        self._config, self._penalty = config, penalty
+        self._changes_totals = config != RewardShapingConfig()
+
+    def __call__(self, batch: TrainingBatch) -> tuple[Tensor, Metrics]:
+        """Rewards at tokens, (B, L), and metrics."""
+        rewards = self._shaped(batch) if self._changes_totals else batch.rewards
+        if self._penalty is None:
+            return rewards, {}
+        return self._penalty(batch.with_fields(rewards=rewards))
+
+    def _shaped(self, batch: TrainingBatch) -> Tensor:
+        """Turns keep their scaled rewards; the difference between their sum and the shaped reward of the whole answer
+        is added to the last trained token, or to the row's last token if none is trained on.
+        """
+        config = self._config
+        totals = batch.over_trajectories(batch.scores)
+        if config.overlong.buffer_len is not None:
+            assert batch.trajectory_lengths is not None
+            totals = totals + overlong_penalty(
+                batch.trajectory_lengths,
+                longest=required(config.overlong.max_len, "trainer.algorithm.reward_shaping.overlong.max_len"),
+                buffer=config.overlong.buffer_len,
+                factor=config.overlong.penalty_factor,
+                floor=config.overlong.floor,
+            )
+        totals = scaled(totals, bias=config.bias, scale=config.scale, clip=config.clip)
+        if config.norm != NormConfig():  # statistics exclude answers that are not trained on
+            trained = batch.over_trajectories(batch.loss_mask.sum(1)) > 0
+            totals = normalize_by_config(config.norm, totals, batch.groups, batch.ends & trained)
+        rewards = batch.rewards * config.scale
+        missing = totals - batch.over_trajectories(rewards.sum(1))
+        columns = torch.arange(batch.loss_mask.shape[1], device=batch.loss_mask.device)
+        last_trained = torch.where(batch.loss_mask, columns, -1).amax(1)
+        last = torch.where(last_trained < 0, batch.lengths - 1, last_trained)
+        return added_at(rewards, torch.where(batch.ends, missing, 0.0), last)
+
+    def state(self) -> dict[str, Any]:
+        """State of the shaping, as a checkpoint stores it."""
+        return {} if self._penalty is None else {"kl_coef": self._penalty.controller.value}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue where `state` was taken."""
+        if self._penalty is not None:
+            self._penalty.controller.value = float(state["kl_coef"])
+
+
+class KLPenalty:
+    """Subtracts beta KL(pi_old || pi_ref) from the reward of each token, and updates the controller of beta."""
+
+    def __init__(self, controller: KLController, estimator: KLEstimator) -> None:
+        self.controller, self._estimator = controller, estimator
+
+    def __call__(self, batch: TrainingBatch) -> tuple[Tensor, Metrics]:
+        """Rewards at tokens, (B, L), and metrics. The batch holds old and reference log-probabilities."""
+        assert batch.old_logprobs is not None and batch.ref_logprobs is not None
+        divergence = kl_estimate(batch.old_logprobs, batch.ref_logprobs, self._estimator)
+        divergence = torch.where(batch.loss_mask, divergence, 0.0)
+        weight = self.controller.value
+        rewards = less_the_divergence(batch.rewards, divergence, batch.loss_mask, weight=weight)
+        tokens = batch.over_trajectories(batch.loss_mask.sum(1)).clamp(min=1)
+        mean = (batch.over_trajectories(divergence.sum(1)) / tokens)[batch.ends].mean().item()
+        self.controller.update(mean, batch.answers)
+        return rewards, {
+            "loss/avg_kl": mean,
+            "loss/avg_kl_max": batch.over_trajectories(divergence.amax(1), "amax")[batch.ends].mean().item(),
+            "loss/kl_loss_coef": weight,
+        }
+
+
+def reward_shaping(algorithm: AlgorithmConfig) -> RewardShaping:
+    """Reward shaping that the configuration asks for."""
+    if not algorithm.use_kl_in_reward:
+        return RewardShaping(algorithm.reward_shaping, None)
+    control, weight = algorithm.kl_ctrl, algorithm.kl_loss_coef
+    controller: KLController = FixedKLController(weight)
+    if control.type == "adaptive":
+        controller = AdaptiveKLController(weight, target=control.kl_target, horizon=control.horizon)
+    return RewardShaping(algorithm.reward_shaping, KLPenalty(controller, algorithm.kl_estimator_type))

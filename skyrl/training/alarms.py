@@ -18,8 +18,6 @@ import attrs
 
 from skyrl.config.settings.alarms import DEFAULT_ALARMS, AlarmConfig
 
-Metrics = dict[str, float]
-
 
 @attrs.frozen(kw_only=True)
 class RaisedAlarm:
@@ -112,24 +110,20 @@ class Alarm:
         if seen.count < config.window * (2 if compares else 1):  # the first and the last windows must not overlap
             return None
         mean, since = fmean(seen.last), f"over the last {config.window} values"
-        bound = config.threshold * (fmean(seen.first) if compares else 1.0)
+        first = fmean(seen.first) if compares else 1.0
+        bound = config.threshold * first
+        compared = f" ({config.threshold:g} times the {first:.4g} of the first)" if compares else ""
         match config.when:
             case "above" | "rises" if mean > bound:
-                return f"{config.metric} is {mean:.4g} {since}, above {bound:.4g}{self._compared()}"
+                return f"{config.metric} is {mean:.4g} {since}, above {bound:.4g}{compared}"
             case "below" | "falls" if mean < bound:
-                return f"{config.metric} is {mean:.4g} {since}, below {bound:.4g}{self._compared()}"
+                return f"{config.metric} is {mean:.4g} {since}, below {bound:.4g}{compared}"
             case "stalls" if seen.best_before is not None and not self._improved(seen.best_before):
                 return f"{config.metric} has not been better than {seen.best_before:.4g} {since}"
         return None
 
-    def _compared(self) -> str:
-        """Explains in words how the bound of `rises` and `falls` was computed."""
-        if self.config.when not in ("rises", "falls"):
-            return ""
-        return f" ({self.config.threshold:g} times the {fmean(self._seen.first):.4g} of the first)"
-
     def _dropped(self, value: float, error: float | None) -> str | None:
-        """The reason if the value is far below the best, while the other metric has risen since then."""
+        """The reason if the value is far below the best, while the other metric, if one is configured, has risen."""
         seen, config = self._seen, self.config
         against = fmean(seen.against) if seen.against else None
         if seen.peak is None or self._better(value, seen.peak.value) != seen.peak.value:
@@ -138,16 +132,12 @@ class Alarm:
         unit = 1.0 if error is None else sqrt(seen.peak.error**2 + error**2)
         if abs(value - seen.peak.value) <= config.threshold * unit:
             return None
-        return self._rise_reason(f"{config.metric} is {value:.4g} after {seen.peak.value:.4g}", against)
-
-    def _rise_reason(self, dropped: str, against: float | None) -> str | None:
-        """The full reason if the other metric has risen since the best value, or if no other metric is configured."""
-        before = self._seen.peak.against if self._seen.peak else None
-        if not self.config.against:
+        dropped, before = f"{config.metric} is {value:.4g} after {seen.peak.value:.4g}", seen.peak.against
+        if not config.against:
             return dropped
         if before is None or against is None or against <= before:
             return None
-        return f"{dropped}, while {self.config.against} rose from {before:.4g} to {against:.4g}"
+        return f"{dropped}, while {config.against} rose from {before:.4g} to {against:.4g}"
 
     def _improved(self, before: float) -> bool:
         best = max(self._seen.last) if self.config.better == "max" else min(self._seen.last)

@@ -14,7 +14,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -105,23 +105,6 @@ EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 """Names of the events."""
 
 
-class HasEpoch(Protocol):
-    """A position in the data."""
-
-    @property
-    def epoch(self) -> int:
-        """Passes over the data that are complete."""
-
-
-class Watched(Protocol):
-    """A trainer, as callbacks see it."""
-
-    version: int
-
-    @property
-    def position(self) -> HasEpoch: ...
-
-
 class Callbacks:
     """All callbacks of a run."""
 
@@ -135,26 +118,21 @@ class Callbacks:
     ) -> None:
         """`callbacks` have the names that checkpoints and messages use. `say` prints a message about the run."""
         self._callbacks, self._total_steps, self._folder, self._say = dict(callbacks), total_steps, folder, say
-        self._trainer: Watched | None = None
+        self._position: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.control = Control()
         self.stopped_by = ""
         """Name of the callback that ended the run; empty if none has."""
 
-    def watch(self, trainer: Watched) -> None:
-        """Take the step and the epoch of events from `trainer`."""
-        self._trainer = trainer
+    def watch(self, position: Callable[[], tuple[int, int]]) -> None:
+        """Take the step and the epoch of events from `position`."""
+        self._position = position
 
     def tell(self, event: str, *args: object) -> None:
         """Call the event's method of every callback. Raises `CallbackError`."""
         if not self._callbacks:
             return
-        trainer = self._trainer
-        state = TrainingState(
-            step=trainer.version if trainer else 0,
-            total_steps=self._total_steps,
-            epoch=trainer.position.epoch if trainer else 0,
-            folder=self._folder,
-        )
+        step, epoch = self._position()
+        state = TrainingState(step=step, total_steps=self._total_steps, epoch=epoch, folder=self._folder)
         for name, callback in self._callbacks.items():
             _call_user(name, event, getattr(callback, event), state, self.control, *args)
             if self.control.should_training_stop:
@@ -172,9 +150,7 @@ class Callbacks:
         """State for a checkpoint. Raises `CallbackError` for the state of a callback that is not plain data."""
         if not self._callbacks:
             return {}
-        states = {}
-        for name, callback in self._callbacks.items():
-            states[name] = _call_user(name, "state_dict", lambda callback=callback: _plain(callback.state_dict()))
+        states = {name: _call_user(name, "state_dict", _plain_state, item) for name, item in self._callbacks.items()}
         return {"stopped_by": self.stopped_by, "control": attrs.asdict(self.control), "states": states}
 
     def stopping(self, state: Mapping[str, Any]) -> str:
@@ -257,7 +233,8 @@ def _call_user(name: str, event: str, method: Callable[..., R], *args: object) -
         raise CallbackError(f"the callback {name} failed in {event}: {described(error)}") from error
 
 
-def _plain(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The state, if it is plain data. Raises TypeError or ValueError."""
+def _plain_state(callback: Callback) -> Mapping[str, Any]:
+    """The state of a callback, if it is plain data. Raises TypeError or ValueError."""
+    state = callback.state_dict()
     json.dumps(state, allow_nan=False)
     return dict(state)

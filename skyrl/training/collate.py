@@ -17,7 +17,7 @@ from skyrl.chats.masks import Ids, Mask
 from skyrl.data.tokenized_rows import LabelledRow, LikelyTokens, PairRow, PreferenceRow, RankedRow, SupervisedRow
 from skyrl.errors import RunError
 from skyrl.models.routers import joined_choices
-from skyrl.trajectory import RowArray, TokenRow, Trajectory, TrajectoryGroup
+from skyrl.trajectory import RowArray, TokenRow, TrajectoryGroup
 
 
 def collate(groups: Sequence[TrajectoryGroup], version: int = 0, *, masks_zero_variance: bool = False) -> TrainingBatch:
@@ -30,14 +30,14 @@ def collate(groups: Sequence[TrajectoryGroup], version: int = 0, *, masks_zero_v
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     rows_of_each = [trajectory.token_rows for trajectory in trajectories]
     rows = [row for token_rows in rows_of_each for row in token_rows]
-    trajectory_of_row = np.repeat(np.arange(len(trajectories)), [len(token_rows) for token_rows in rows_of_each])
-    group_of_row = np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups])[trajectory_of_row]
+    trajectory_of_row = torch.arange(len(trajectories)).repeat_interleave(torch.tensor(list(map(len, rows_of_each))))
+    sizes = torch.tensor([len(group.trajectories) for group in groups])
+    group_of_row = torch.arange(len(groups)).repeat_interleave(sizes)[trajectory_of_row]
     lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
     shape = (len(rows), max(lengths))
     input_ids = np.zeros(shape, dtype=np.int64)
     loss_mask = np.zeros(shape, dtype=np.bool_)
-    logprobs = np.zeros(shape, dtype=np.float32)
-    rewards = np.zeros(shape, dtype=np.float32)
+    logprobs, rewards = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
     engines = np.full(shape, -1, dtype=np.int64)
     for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         prompt = len(row.prompt_ids)
@@ -52,7 +52,10 @@ def collate(groups: Sequence[TrajectoryGroup], version: int = 0, *, masks_zero_v
         # to the last token of the prompt.
         for turn in row.rewards:
             trained = (token for token in range(turn.token, -1, -1) if row.loss_mask[token])
-            rewards[index][len(row.prompt_ids) + next(trained, turn.token)] += turn.reward
+            rewards[index][prompt + next(trained, turn.token)] += turn.reward
+    baselines = [group.baseline for group in groups if group.baseline is not None]
+    several_rows = any(trajectory.earlier for trajectory in trajectories)
+    last_step = trajectory_of_row.diff(append=torch.tensor([-1])) != 0
     reasons = {trajectory.stop_reason for trajectory in trajectories}
     filtered = masks_zero_variance and all(len(set(group.rewards)) == 1 for group in groups)
     if not loss_mask.any() and "stop" not in reasons and not filtered:
@@ -67,16 +70,15 @@ def collate(groups: Sequence[TrajectoryGroup], version: int = 0, *, masks_zero_v
         loss_mask=torch.from_numpy(loss_mask),
         rollout_logprobs=torch.from_numpy(logprobs) if any(len(row.rollout_logprobs) for row in rows) else None,
         rewards=torch.from_numpy(rewards),
-        groups=torch.from_numpy(group_of_row),
+        groups=group_of_row,
         answer_lengths=torch.tensor([len(row.response_ids) for row in rows]),
-        trajectory_lengths=torch.tensor([trajectory.length for trajectory in trajectories])[
-            torch.from_numpy(trajectory_of_row)
-        ],
-        baselines=_baselines(groups, group_of_row),
+        trajectory_lengths=torch.tensor([trajectory.length for trajectory in trajectories])[trajectory_of_row],
+        baselines=torch.tensor(baselines)[group_of_row] if len(baselines) == len(groups) else None,
         routed_experts=joined_choices([row.routed_experts for row in rows], shape[1]),
         engines=torch.from_numpy(engines) if (engines >= 0).any() else None,
         extras={name: _joined(name, rows) for name in dict.fromkeys(name for row in rows for name in row.extras)},
-        **_steps(trajectories, trajectory_of_row),
+        trajectories=trajectory_of_row if several_rows else None,
+        last_step=last_step if several_rows else None,
     )
 
 
@@ -122,20 +124,6 @@ def _tensor(array: RowArray) -> Tensor:
     dtype: torch.dtype = getattr(torch, array.dtype)
     flat = torch.frombuffer(bytearray(array.data), dtype=dtype) if array.data else torch.empty(0, dtype=dtype)
     return flat.view(array.shape)
-
-
-def _steps(trajectories: Sequence[Trajectory], trajectory_of_row: NDArray[np.int64]) -> dict[str, Tensor]:
-    """The trajectory of each row, and whether the row is its last; empty if every trajectory is a single row."""
-    if not any(trajectory.earlier for trajectory in trajectories):
-        return {}
-    last = np.append(trajectory_of_row[1:] != trajectory_of_row[:-1], True)
-    return {"trajectories": torch.from_numpy(trajectory_of_row), "last_step": torch.from_numpy(last)}
-
-
-def _baselines(groups: Sequence[TrajectoryGroup], group_of_row: NDArray[np.int64]) -> Tensor | None:
-    """The reward of each prompt's greedy answer, for each of its rows; None unless all have one."""
-    known = [group.baseline for group in groups if group.baseline is not None]
-    return torch.tensor(known)[torch.from_numpy(group_of_row)] if len(known) == len(groups) else None
 
 
 def collate_supervised(rows: Sequence[SupervisedRow]) -> TrainingBatch:
@@ -225,17 +213,13 @@ def mismatched(batch: TrainingBatch, longest: int) -> TrainingBatch:
     tokens: what KTO estimates the KL divergence on.
     """
     starts, lengths = batch.loss_mask.int().argmax(1).tolist(), batch.lengths.tolist()
-    rows = []
+    rows, fields = [], (batch.input_ids, batch.loss_mask)
     for row, start in enumerate(starts):
         other = row - 1
         parts = [(row, slice(0, start)), (other, slice(starts[other], lengths[other]))]
-        rows.append([torch.cat([field[at][part] for at, part in parts])[:longest] for field in _token_fields(batch)])
+        rows.append([torch.cat([field[at][part] for at, part in parts])[:longest] for field in fields])
     ids, mask = (_padded([row[index].numpy() for row in rows]) for index in range(2))
     return _batch(ids, mask, [len(row[0]) for row in rows], list(range(len(rows))), None)
-
-
-def _token_fields(batch: TrainingBatch) -> tuple[Tensor, Tensor]:
-    return batch.input_ids, batch.loss_mask
 
 
 def _common_prompt(row: PairRow | RankedRow) -> int:

@@ -26,7 +26,7 @@ def describe(groups: Sequence[TrajectoryGroup]) -> Metrics:
     return {
         "reward/avg_raw_reward": fmean(rewards),
         "reward/mean_positive_reward": mean_positive([row for group in counted for row in group.trajectories]),
-        f"reward/avg_pass_at_{samples}": pass_rate(counted),
+        f"reward/avg_pass_at_{samples}": fmean(any(reward > 0 for reward in group.rewards) for group in counted),
         "reward/zero_variance_groups": fmean(len(set(group_rewards)) == 1 for group_rewards in of_groups),
         **measure(groups),
     }
@@ -44,11 +44,6 @@ def describe_advantages(batch: TrainingBatch) -> Metrics:
         "loss/avg_raw_advantages_abs": advantages.abs().mean().item(),
         "loss/rows_without_advantage": (batch.advantages == 0).all(1).float().mean().item(),
     }
-
-
-def pass_rate(groups: Sequence[TrajectoryGroup]) -> float:
-    """Share of prompts with at least one answer of positive reward: pass@n for n samples."""
-    return fmean(any(reward > 0 for reward in group.rewards) for group in groups)
 
 
 def mean_positive(answers: Sequence[Trajectory]) -> float:

@@ -7,22 +7,18 @@ with each update; tensors once more when they are saved.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from skyrl.algorithms.estimators import AdvantageEstimator
 from skyrl.batch import TrainingBatch
 from skyrl.config import FaultsConfig
 from skyrl.errors import BatchError, NonFiniteError
 from skyrl.training.describe import Metrics
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
-
-ShapeRewards = Callable[[TrainingBatch], tuple[Tensor, Metrics]]
-"""Reward shaping: rewards at tokens, (B, L), and metrics."""
 
 _TERMS = (
     "rollout_logprobs",
@@ -54,7 +50,7 @@ def refuse_non_finite(batch: TrainingBatch, groups: Sequence[TrajectoryGroup]) -
 
 
 class FiniteNumbers:
-    """Wraps reward shaping and advantage estimation: a non-finite value raises `BatchError` before anything is learned.
+    """Checks around reward shaping and advantage estimation, before anything is learned.
 
     It has to see each batch of groups first (`remember_groups`), to name the samples that a value belongs to.
     """
@@ -66,25 +62,13 @@ class FiniteNumbers:
         """Remember the groups that the next batch is made from."""
         self._groups = groups
 
-    def finite_shaping(self, shape: ShapeRewards) -> ShapeRewards:
-        """`shape`, called only with finite rewards."""
+    def refuse(self, batch: TrainingBatch) -> None:
+        """Listener before reward shaping and advantage estimation. Raises `BatchError` for a non-finite value."""
+        refuse_non_finite(batch, self._groups)
 
-        def shaped(batch: TrainingBatch) -> tuple[Tensor, Metrics]:
-            refuse_non_finite(batch, self._groups)
-            return shape(batch)
-
-        return shaped
-
-    def finite_estimator(self, estimate: AdvantageEstimator) -> AdvantageEstimator:
-        """`estimate`, called only with finite values; its advantages must be finite, too."""
-
-        def estimated(batch: TrainingBatch) -> Tensor:
-            refuse_non_finite(batch, self._groups)
-            advantages = estimate(batch)
-            refuse_non_finite(batch.with_fields(advantages=advantages), self._groups)
-            return advantages
-
-        return estimated
+    def refuse_advantages(self, batch: TrainingBatch, advantages: Tensor) -> None:
+        """Listener after advantage estimation. Raises `BatchError` for a non-finite advantage."""
+        refuse_non_finite(batch.with_fields(advantages=advantages), self._groups)
 
 
 class NonFiniteGuard:

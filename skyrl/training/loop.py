@@ -185,7 +185,7 @@ class TrainingLoop:
         self.trainer, self.total_steps = trainer, total_steps
         self.tracker, self.clock, self.shutdown = tracker, clock, shutdown
         self._hooks, self._checkpoints, self._callbacks = hooks, checkpoints, hooks.callbacks
-        self._callbacks.watch(trainer)
+        self._callbacks.watch(lambda: (trainer.version, trainer.position.epoch))
         self._evaluates_first = config.eval_before_train
         self._saved_version = 0
         self._position_before_step: dict[str, Any] | None = None
@@ -207,7 +207,9 @@ class TrainingLoop:
             try:
                 self._callbacks.tell("on_train_begin")
                 await self._begin()
-                while self.trainer.version < self.total_steps and not self._is_ended():
+                while self.trainer.version < self.total_steps:
+                    if self._hooks.alarms.stopped_by or self._callbacks.stopped_by:
+                        break
                     try:
                         metrics = await self.step()
                         timings = self.clock.take()
@@ -230,10 +232,6 @@ class TrainingLoop:
                 self._callbacks.tell("on_train_end")
                 raise stopped from None
             self._callbacks.tell("on_train_end")
-
-    def _is_ended(self) -> bool:
-        """Whether an alarm or a callback has ended the run."""
-        return bool(self._hooks.alarms.stopped_by or self._callbacks.stopped_by)
 
     async def _begin(self) -> None:
         """Get the trainer ready, and finish the evaluation that an earlier session left undone."""
@@ -261,29 +259,21 @@ class TrainingLoop:
             try:
                 metrics = await self.trainer.step()
             except NonFiniteError as error:
-                metrics = await self._skip_step(error, before)
+                if self._hooks.guard is None:
+                    raise
+                metrics = await self._hooks.guard.skip_step(error, before)
             else:
                 if self._hooks.guard is not None:
                     self._hooks.guard.step_succeeded()
-            await self._refresh_reference()
+            is_due = self._triggers["refresh"].due(self.trainer.version + 1, self.trainer.position.epoch, last=False)
+            if is_due and self._hooks.refresh_reference is not None:
+                with self.clock.measure("update_ref_with_policy"):
+                    await self._hooks.refresh_reference()
             if self._hooks.after_step is not None:
                 await self._hooks.after_step(self.trainer.version + 1)
         self._longest_step = max(self._longest_step, self.shutdown.now() - began)
         self.trainer.version, self._position_before_step = self.trainer.version + 1, None
         return metrics | self.trainer.position.metrics() | {"trainer/global_step": self.trainer.version}
-
-    async def _skip_step(self, error: NonFiniteError, before: Mapping[str, Any]) -> Metrics:
-        if self._hooks.guard is None:
-            raise error
-        return await self._hooks.guard.skip_step(error, before)
-
-    async def _refresh_reference(self) -> None:
-        refresh = self._hooks.refresh_reference
-        if not self._triggers["refresh"].due(self.trainer.version + 1, self.trainer.position.epoch, last=False):
-            return
-        if refresh is not None:
-            with self.clock.measure("update_ref_with_policy"):
-                await refresh()
 
     async def _go_back(self, error: NonFiniteError) -> None:
         """Return to the last checkpoint, and continue with the data after this batch. Raises `error` if the run has to

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 import torch
 from torch import Tensor
@@ -66,13 +68,9 @@ def answer_mean(batch: TrainingBatch) -> Tensor:
     return prompt_mean(batch.loss_mask, batch.trajectories)
 
 
-@attrs.frozen
-class UnitWeights:
-    """Weight 1 of every trained token, for a loss whose advantages contain the weights."""
-
-    def __call__(self, batch: TrainingBatch) -> Tensor:
-        """(B, L) weights of the tokens of a mini-batch."""
-        return batch.loss_mask.float()
+def unit_weights(batch: TrainingBatch) -> Tensor:
+    """(B, L): weight 1 of every trained token, for a loss whose advantages contain the weights."""
+    return batch.loss_mask.float()
 
 
 @attrs.frozen(kw_only=True)
@@ -101,7 +99,7 @@ class PolicyObjective:
     distills: bool = False
     """Whether the learner adds the divergence from a teacher to the loss of every token."""
 
-    reduction: Reduction | UnitWeights = attrs.field(factory=Reduction)
+    reduction: Callable[[TrainingBatch], Tensor] = attrs.field(factory=Reduction)
     correction: OffPolicyCorrection = attrs.field(factory=OffPolicyCorrection)
 
     @property
@@ -155,8 +153,15 @@ class PolicyObjective:
         `logprobs` and `entropy` (B, L) are the current policy's; `entropy` is read only with an entropy bonus. If the
         batch has no old log-probabilities, the current ones are used, without gradient.
         """
-        assert batch.loss_weights is not None
-        inputs = self._inputs(logprobs, batch)
+        assert batch.advantages is not None and batch.loss_weights is not None
+        inputs = LossInputs.selected(
+            batch.loss_mask,
+            logprobs=logprobs,
+            old_logprobs=old_logprobs(logprobs.detach(), batch),
+            rollout_logprobs=logprobs.detach() if batch.rollout_logprobs is None else batch.rollout_logprobs,
+            advantages=batch.advantages,
+            weights=batch.loss_weights,
+        )
         losses = self.policy_loss(inputs)
         token_metrics = {name: batch.pick(values) for name, values in measured(self.policy_loss, inputs).items()}
         if self.correction:
@@ -174,17 +179,6 @@ class PolicyObjective:
             assert entropy is not None and batch.entropy_weights is not None
             loss = loss - self.entropy_loss_coef * _weighted_sum(entropy, batch.entropy_weights)
         return loss, parts | {"final_loss": loss.detach()}, token_metrics
-
-    def _inputs(self, logprobs: Tensor, batch: TrainingBatch) -> LossInputs:
-        assert batch.advantages is not None and batch.loss_weights is not None
-        return LossInputs.selected(
-            batch.loss_mask,
-            logprobs=logprobs,
-            old_logprobs=old_logprobs(logprobs.detach(), batch),
-            rollout_logprobs=logprobs.detach() if batch.rollout_logprobs is None else batch.rollout_logprobs,
-            advantages=batch.advantages,
-            weights=batch.loss_weights,
-        )
 
 
 def old_logprobs(current: Tensor, batch: TrainingBatch) -> Tensor:
@@ -214,7 +208,7 @@ def policy_objective(
         kl_estimator=algorithm.kl_estimator_type,
         entropy_loss_coef=algorithm.entropy_loss_coef if algorithm.use_entropy_loss else 0.0,
         distills=has_teacher and algorithm.distillation.type == "loss",
-        reduction=UnitWeights() if facts.learns_from_pairs else reduction,
+        reduction=unit_weights if facts.learns_from_pairs else reduction,
         correction=off_policy_correction(algorithm.off_policy_correction),
     )
 

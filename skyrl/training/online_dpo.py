@@ -26,7 +26,9 @@ class RankedPairs:
 
     def pairs(self, batch: TrainingBatch) -> Tensor:
         """(P, 2): indices, among the answers of the batch, of the better and the worse one of each pair."""
-        return ranked_pairs(*_ranked(batch), choose=self.loss.pairs, keys=_keys(batch), seed=self.seed)
+        tokens = torch.where(batch.loss_mask, batch.input_ids, 0).sum(1)
+        keys = torch.zeros(batch.answers, dtype=torch.long).index_add(0, _answer_of_row(batch), tokens)
+        return ranked_pairs(*_ranked(batch), choose=self.loss.pairs, keys=keys, seed=self.seed)
 
     def describe(self, batch: TrainingBatch) -> Metrics:
         """Counts of the pairs of a batch, and of what makes none."""
@@ -79,12 +81,6 @@ def _ranked(batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor]:
     """(N,): of each answer its reward, its group, and whether a token of it is trained."""
     rewards, trained = _sum_per_answer(batch.rewards, batch), _sum_per_answer(batch.loss_mask.float(), batch) > 0
     return rewards, batch.groups[batch.ends], trained
-
-
-def _keys(batch: TrainingBatch) -> Tensor:
-    """(N,) int64: a number of each answer's tokens."""
-    tokens = torch.where(batch.loss_mask, batch.input_ids, 0).sum(1)
-    return torch.zeros(batch.answers, dtype=torch.long).index_add(0, _answer_of_row(batch), tokens)
 
 
 def _answer_of_row(batch: TrainingBatch) -> Tensor:

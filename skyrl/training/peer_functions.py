@@ -17,7 +17,8 @@ trained token are not among them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Self
 
 import attrs
@@ -235,10 +236,8 @@ class PeerEstimator:
 def checked_estimator(estimator: PeerEstimator) -> PeerEstimator:
     """The estimator, after a call with a small batch. Raises `ConfigError` if that fails."""
     batch = _small_batch()
-    try:
+    with _failures_refused("advantage_estimator"):
         estimator(batch.with_fields(values=batch.rewards, baselines=torch.zeros(len(batch))))
-    except Exception as error:  # the user's code may raise anything
-        raise _refused("advantage_estimator", f"fails with a small batch: {described(error)}") from error
     return estimator
 
 
@@ -250,14 +249,14 @@ def checked_loss(loss: ReducedLoss, weigh: Callable[[TrainingBatch], Tensor]) ->
     batch = _small_batch()
     batch = batch.with_fields(loss_weights=weigh(batch))
     inputs = _inputs_of(batch)
-    _refuse_non_finite(loss.algorithm.policy_loss_type, _losses_of(loss, inputs), inputs)
+    with _failures_refused("policy_loss_type"):
+        losses = loss(inputs)
+    _refuse_non_finite(loss.algorithm.policy_loss_type, losses, inputs)
     for candidate in (attrs.evolve(loss, sums=True), attrs.evolve(loss, sums=False)):
-        try:
+        with _failures_refused("policy_loss_type"):
             total = _loss_of(candidate, batch)
             cuts = ((1, 3), (2, 4), (3, 4))
             parts = [sum(_loss_of(candidate, part) for part in _cut(batch, cut)) for cut in cuts]
-        except Exception as error:  # the user's code may raise anything
-            raise _refused("policy_loss_type", f"fails with a small batch: {described(error)}") from error
         if all(abs(part - total) <= 1e-5 * max(1.0, abs(total)) for part in parts):
             return candidate
     reduction = loss.algorithm.loss_reduction
@@ -275,7 +274,8 @@ def checked_per_token_loss(loss: PolicyLoss, name: str) -> PolicyLoss:
     """
     batch = _small_batch()
     inputs = _inputs_of(batch.with_fields(loss_weights=batch.loss_mask.float()))
-    losses: object = _losses_of(loss, inputs)
+    with _failures_refused("policy_loss_type"):
+        losses: object = loss(inputs)
     expected = inputs.logprobs.shape
     if not isinstance(losses, Tensor) or losses.shape != expected:
         message = (
@@ -289,19 +289,10 @@ def checked_per_token_loss(loss: PolicyLoss, name: str) -> PolicyLoss:
     return loss
 
 
-def _losses_of(loss: PolicyLoss, inputs: LossInputs) -> Tensor:
-    try:
-        return loss(inputs)
-    except Exception as error:  # the user's code may raise anything
-        raise _refused("policy_loss_type", f"fails with a small batch: {described(error)}") from error
-
-
 def _refuse_non_finite(name: str, losses: Tensor, inputs: LossInputs) -> None:
     """Raises `ConfigError` for a loss of a small batch that is not finite at every token, or whose gradient is not."""
-    try:
+    with _failures_refused("policy_loss_type"):
         (gradient,) = torch.autograd.grad(losses[inputs.mask].sum(), inputs.logprobs, allow_unused=True)
-    except Exception as error:  # the user's backward may raise anything
-        raise _refused("policy_loss_type", f"fails with a small batch: {described(error)}") from error
     if gradient is None:
         raise _refused("policy_loss_type", f"{name} has no gradient by inputs.logprobs, on which it has to depend")
     for what, values in (("the loss", losses), ("the gradient", gradient)):
@@ -314,6 +305,15 @@ def _refuse_non_finite(name: str, losses: Tensor, inputs: LossInputs) -> None:
                 f"small batch, first for one of log-probability {logprob}, {old} before, and advantage {advantage}"
             )
             raise _refused("policy_loss_type", message)
+
+
+@contextmanager
+def _failures_refused(field: str) -> Iterator[None]:
+    """A block that runs the user's code with a small batch."""
+    try:
+        yield
+    except Exception as error:  # the user's code may raise anything
+        raise _refused(field, f"fails with a small batch: {described(error)}") from error
 
 
 def _refused(field: str, message: str) -> ConfigError:

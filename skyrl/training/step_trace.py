@@ -13,7 +13,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from skyrl.algorithms.estimators import AdvantageEstimator
 from skyrl.batch import TrainingBatch
 from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers.learning_worker import Objective
@@ -21,7 +20,6 @@ from skyrl.rollout.batches import Rollouts
 from skyrl.tracking.recording import Computed, SampledBatch, Update
 from skyrl.tracking.timing import Clock
 from skyrl.training.describe import Metrics
-from skyrl.training.guards import ShapeRewards
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.weight_receiver.incoming_weights import digest
 
@@ -100,49 +98,30 @@ class StepTrace:
         """
         batch, self._batch = self._batch, None
         if self._sinks and batch is not None and version == self._step:
-            await self._complete(batch)
+            with self._clock.measure("record"):
+                present = {name: getattr(batch, name) for name in STAGES if getattr(batch, name) is not None}
+                present["input_ids"] = present["input_ids"].to(torch.int32)  # no vocabulary needs more bits
+                computed = Computed(
+                    step=self._step,
+                    tensors={name: tensor.detach().cpu() for name, tensor in present.items()},
+                    updates=tuple(self._updates),
+                    weights={learner: await digest() for learner, digest in self._digests.items()},
+                )
+                for sink in self._sinks:
+                    sink.write_computed(computed)
         yield
 
-    def traced_shaping(self, shape: ShapeRewards) -> ShapeRewards:
-        """`shape`; the trace keeps its batch."""
+    def keep(self, batch: TrainingBatch) -> None:
+        """Listener before reward shaping and advantage estimation: the trace keeps the batch."""
+        self._batch = batch
 
-        def shaped(batch: TrainingBatch) -> tuple[Tensor, Metrics]:
-            self._batch = batch
-            return shape(batch)
+    def keep_advantages(self, batch: TrainingBatch, advantages: Tensor) -> None:
+        """Listener after advantage estimation."""
+        self._batch = batch.with_fields(advantages=advantages)
 
-        return shaped
-
-    def traced_estimator(self, estimate: AdvantageEstimator) -> AdvantageEstimator:
-        """`estimate`; the trace keeps its batch and advantages."""
-
-        def estimated(batch: TrainingBatch) -> Tensor:
-            self._batch = batch
-            advantages = estimate(batch)
-            self._batch = batch.with_fields(advantages=advantages)
-            return advantages
-
-        return estimated
-
-    def traced_targets(self, targets: Callable[[TrainingBatch], Tensor]) -> Callable[[TrainingBatch], Tensor]:
-        """`targets`; the trace keeps the returns."""
-
-        def targeted(batch: TrainingBatch) -> Tensor:
-            returns = targets(batch)
-            self._batch = batch.with_fields(returns=returns)
-            return returns
-
-        return targeted
-
-    async def _complete(self, batch: TrainingBatch) -> None:
-        with self._clock.measure("record"):
-            computed = Computed(
-                step=self._step,
-                tensors=_tensors(batch),
-                updates=tuple(self._updates),
-                weights={learner: await digest() for learner, digest in self._digests.items()},
-            )
-            for sink in self._sinks:
-                sink.write_computed(computed)
+    def keep_returns(self, batch: TrainingBatch, returns: Tensor) -> None:
+        """Listener after the targets of a critic are known."""
+        self._batch = batch.with_fields(returns=returns)
 
 
 def weight_digests(weights: Iterator[tuple[str, Tensor]]) -> dict[str, str]:
@@ -150,9 +129,3 @@ def weight_digests(weights: Iterator[tuple[str, Tensor]]) -> dict[str, str]:
     weights.
     """
     return {name: digest(tensor) for name, tensor in weights}
-
-
-def _tensors(batch: TrainingBatch) -> dict[str, Tensor]:
-    present = {name: getattr(batch, name) for name in STAGES if getattr(batch, name) is not None}
-    present["input_ids"] = present["input_ids"].to(torch.int32)  # no vocabulary needs more bits
-    return {name: tensor.detach().cpu() for name, tensor in present.items()}

@@ -5,9 +5,10 @@ around it and when. Timing, recording and turns on shared devices are layers aro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
+from attrs import define, field
 from torch import Tensor
 
 from skyrl.algorithms.estimators import AdvantageEstimator
@@ -18,12 +19,12 @@ from skyrl.config import TrainerConfig
 from skyrl.config.derive.sizes import scores_old_logprobs
 from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers.learning_worker import Objective
-from skyrl.rollout.batches import BatchSource
+from skyrl.rollout.batches import BatchSource, Rollouts
+from skyrl.training.advantage import RewardShaping
 from skyrl.training.collate import collate, row_sources, versions_behind
 from skyrl.training.describe import Metrics, average, describe, describe_advantages, prefixed
 from skyrl.training.objective import old_logprobs
 from skyrl.training.online_dpo import RankedPairs
-from skyrl.training.position import RolloutPosition
 from skyrl.training.scorer import Scorer
 from skyrl.training.teacher import Teacher, describe_teacher, hinted_share
 from skyrl.trajectory import TrajectoryGroup
@@ -59,58 +60,96 @@ class Publisher(Protocol):
         """
 
 
+class RolloutPosition:
+    """The state of rollouts and of reward shaping, and the amount sampled since the beginning of the run."""
+
+    def __init__(self, rollouts: Rollouts, shaping: RewardShaping) -> None:
+        self._rollouts, self._shaping = rollouts, shaping
+        self.samples_seen = self.tokens_seen = 0
+        """Number of answers sampled for training, and of their tokens."""
+
+    @property
+    def epoch(self) -> int:
+        """Passes over the data that are complete."""
+        return self._rollouts.epoch
+
+    def count(self, groups: Sequence[TrajectoryGroup], version: int) -> None:
+        """Add a batch that was sampled for training."""
+        answers = [trajectory for group in groups for trajectory in group.trajectories]
+        self.samples_seen += len(answers)
+        self.tokens_seen += sum(answer.length for answer in answers)
+
+    def metrics(self) -> Metrics:
+        """Epochs, samples and tokens, under the names that they are logged with."""
+        return {
+            "trainer/epoch": self.epoch,
+            "trainer/samples_seen": self.samples_seen,
+            "trainer/tokens_seen": self.tokens_seen,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """The position, as a checkpoint stores it."""
+        return {
+            "samples_seen": self.samples_seen,
+            "tokens_seen": self.tokens_seen,
+            **self.data(),
+            "rewards": self._shaping.state(),
+        }
+
+    def data(self) -> dict[str, Any]:
+        """The part of `state` that says which prompts come next."""
+        return {"rollouts": self._rollouts.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken. Raises `ResumeError` if the state belongs to other prompts."""
+        self.samples_seen, self.tokens_seen = int(state["samples_seen"]), int(state["tokens_seen"])
+        self._rollouts.load_state(state["rollouts"])
+        self.take_back_shaping(state)
+
+    def take_back_shaping(self, state: Mapping[str, Any]) -> None:
+        """Restore reward shaping to its state in `state`; the position in the data stays."""
+        self._shaping.load_state(state["rewards"])
+
+
+@define(kw_only=True, eq=False, slots=False)
 class PPOTrainer:
     """Policy-gradient training with groups of samples: GRPO and variants.
 
     It holds its collaborators and its configuration, and knows neither how batches are generated nor where models live.
     """
 
-    token_metric = "generate/num_tokens"
+    token_metric: ClassVar[str] = "generate/num_tokens"
     """Metric that counts the tokens of a step."""
 
-    def __init__(
-        self,
-        trainer_cfg: TrainerConfig,
-        *,
-        rollouts: BatchSource,
-        policy: Learner,
-        reference: Scorer | None,
-        critic: Learner | None,
-        objective: Objective,
-        critic_objective: Objective,
-        weights: Publisher,
-        shape_rewards: Callable[[TrainingBatch], tuple[Tensor, Metrics]],
-        estimate_advantages: AdvantageEstimator,
-        critic_targets: Callable[[TrainingBatch], Tensor],
-        position: RolloutPosition,
-        teacher: Teacher | None = None,
-        pairs: RankedPairs | None = None,
-    ) -> None:
-        """`objective` is what the policy minimizes. `position` is the state of `rollouts` and `shape_rewards` that a
-        checkpoint stores. `teacher` adds to a batch what the policy is distilled from. With `pairs`, the policy learns
-        from pairs of answers, and no advantage is estimated.
-        """
-        self._config = trainer_cfg
-        self.rollouts = rollouts
-        self.policy = policy
-        self.reference = reference
-        self.critic = critic
-        self.teacher = teacher
-        self.pairs = pairs
-        self.objective, self.critic_objective = objective, critic_objective
-        self.weights = weights
-        self.shape_rewards = shape_rewards
-        self.estimate_advantages = estimate_advantages
-        self.critic_targets = critic_targets
-        self.position = position
-        self.version = 0
-        """Number of training steps, skipped ones included; the training loop counts them."""
-        self._mini_batch = required(
-            trainer_cfg.policy_mini_batch_size_in_samples, "trainer.policy_mini_batch_size_in_samples"
-        )
-        self._critic_mini_batch = required(
-            trainer_cfg.critic_mini_batch_size_in_samples, "trainer.critic_mini_batch_size_in_samples"
-        )
+    _config: TrainerConfig = field(alias="trainer_cfg")
+    rollouts: BatchSource
+    policy: Learner
+    reference: Scorer | None
+    critic: Learner | None
+    objective: Objective
+    """Objective that the policy minimizes."""
+
+    critic_objective: Objective
+    weights: Publisher
+    shape_rewards: Callable[[TrainingBatch], tuple[Tensor, Metrics]]
+    estimate_advantages: AdvantageEstimator
+    critic_targets: Callable[[TrainingBatch], Tensor]
+    position: RolloutPosition
+    """State of `rollouts` and `shape_rewards` that a checkpoint stores."""
+
+    teacher: Teacher | None = None
+    """Adds to a batch what the policy is distilled from."""
+
+    pairs: RankedPairs | None = None
+    """If given, the policy learns from pairs of answers, and no advantage is estimated."""
+
+    version: int = field(default=0, init=False)
+    """Number of training steps, skipped ones included; the training loop counts them."""
+
+    def __attrs_post_init__(self) -> None:
+        config, name = self._config, "trainer.{}_mini_batch_size_in_samples"
+        self._mini_batch = required(config.policy_mini_batch_size_in_samples, name.format("policy"))
+        self._critic_mini_batch = required(config.critic_mini_batch_size_in_samples, name.format("critic"))
 
     async def begin(self) -> Metrics:
         """Send the engines the weights that training continues from."""

@@ -2,7 +2,7 @@
 
 Two questions are asked about new weights. Did they arrive? An engine that runs this library's code reads back what it
 loaded, and says so (`InferenceEngine.load_weights`). Does the engine compute with them? Its log-probabilities are the
-learner's but for rounding: those of the samples that are trained on (`training/rollout_parity.py`), and those of the
+learner's but for rounding: those of the samples that are trained on (`RolloutParity`), and those of the
 canary, which samples for that alone, at the start, for new engines, and now and then. An engine that only promises to
 have loaded its weights is asked after every transfer, and compared with what it and the learner said before
 (`Yardstick`).

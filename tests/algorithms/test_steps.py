@@ -18,7 +18,7 @@ from skyrl.algorithms.advantages import (
 from skyrl.algorithms.estimators import OPO, AdvantageEstimator, Compared, ReinforcePlusPlusBaseline, ReMax
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, NormConfig, OverlongConfig, RewardShapingConfig
-from skyrl.training.shaping import reward_shaping
+from skyrl.training.advantage import reward_shaping
 
 # Three trajectories of two prompts: the first has two turns of one token, the second one turn of two, the third two.
 # Rows are in no order.

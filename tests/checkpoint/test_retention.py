@@ -11,9 +11,8 @@ import attrs
 import pytest
 import torch
 
-from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
-from skyrl.checkpoint.store import CheckpointStore
+from skyrl.checkpoint.store import CheckpointStore, Retention
 from skyrl.storage.disk import Disk
 from tests.checkpoint.faulty import checkpoint, equals_checkpoint
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
+from skyrl.checkpoint.shards import StoredTensors, TensorShard, are_counts, write_shards
 from skyrl.checkpoint.store import CheckpointStore
-from skyrl.checkpoint.validation import are_counts
 from skyrl.errors import ResumeError
 from skyrl.storage.disk import Disk
 

@@ -16,14 +16,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from skyrl.checkpoint.handover import WeightFiles
 from skyrl.checkpoint.manifest import read_manifest
-from skyrl.checkpoint.retention import Retention
-from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
-from skyrl.checkpoint.store import CheckpointStore, finite_metrics, load_checkpoint
+from skyrl.checkpoint.shards import StoredTensors, TensorShard, WeightFiles, write_shards
+from skyrl.checkpoint.store import CheckpointStore, Retention, finite_metrics, load_checkpoint
 from skyrl.errors import ResumeError, RunError
-from skyrl.storage.disk import Disk
-from skyrl.storage.disk_errors import readable
+from skyrl.storage.disk import Disk, readable
 from tests.checkpoint.faulty import (
     DAMAGES,
     Killed,
@@ -410,7 +407,7 @@ def test_making_a_folder_durable_leaves_no_descriptor_open(tmp_path: Path) -> No
 def test_weights_are_handed_over_in_files_of_at_most_a_size_each_of_whole_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skyrl.checkpoint.handover.FILE_BYTES", 16)
+    monkeypatch.setattr("skyrl.checkpoint.shards.FILE_BYTES", 16)
     weights = {name: torch.full((2,), float(number)) for number, name in enumerate("abcde")}  # 8 bytes each
     hand_over = WeightFiles(storage=Disk(tmp_path), folder="w")
     assert hand_over(iter(weights.items())) == ("0.safetensors", "1.safetensors", "2.safetensors")

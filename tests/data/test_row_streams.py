@@ -19,8 +19,7 @@ from skyrl.data.prompts import StreamedPrompts, load_prompts
 from skyrl.data.row_streams import RowStream, StreamedRow, parts_of, versions
 from skyrl.data.sources import BadRow, Columns, read_file, read_rows
 from skyrl.errors import DataError, ResumeError
-from skyrl.storage.places import storage_at
-from skyrl.storage.remote_file import READ_AHEAD
+from skyrl.storage.places import READ_AHEAD, storage_at
 from skyrl.trajectory import Prompt
 from tests.checkpoint.object_store import BUCKET, ObjectStore
 from tests.rollout.chats import chat_tokenizer

@@ -27,10 +27,9 @@ from skyrl.learners.distillation import TeacherLoss
 from skyrl.learners.row_layouts import padded
 from skyrl.learners.workers.objectives import ReturnRegression
 from skyrl.rollout.batches import SynchronousRollouts
-from skyrl.training.advantage import advantages_of, critic_targets
+from skyrl.training.advantage import advantages_of, critic_targets, reward_shaping
 from skyrl.training.objective import policy_objective
 from skyrl.training.online_dpo import ranked_pairs_of
-from skyrl.training.shaping import reward_shaping
 from skyrl.training.teacher import TeacherOfLikelyTokens
 from skyrl.training.time_sharing import TimeSharing
 from skyrl.training.trainer import update

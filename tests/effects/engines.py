@@ -27,10 +27,10 @@ from skyrl.experiments.factories import (
     engine_makers,
     engine_restarts,
     parity_canary,
+    server_engines,
     weight_transport,
 )
-from skyrl.experiments.served_policy import address_of_clients, served_policy
-from skyrl.experiments.servers import server_engines
+from skyrl.experiments.policy_sampling import address_of_clients, served_policy
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.inference.pool.client import EngineState
 from skyrl.processes.answers import read
@@ -224,7 +224,7 @@ def servers(scene: Scene) -> object:
         return "none: the run starts its engines"
     with (
         mock.patch.dict(os.environ, {"A_TOKEN": "a secret", "ANOTHER": "another"}),
-        mock.patch("skyrl.experiments.servers.Connection", connection),
+        mock.patch("skyrl.experiments.factories.Connection", connection),
     ):
         try:
             engines = server_engines(scene.run, takes_weights=True)
@@ -260,7 +260,7 @@ def groups(scene: Scene) -> object:
             return {"results": ["a group"] if requests[-1] == "skyrl_update_group" else []}
 
     async def connect() -> None:
-        with mock.patch("skyrl.experiments.servers.Connection", Server):
+        with mock.patch("skyrl.experiments.factories.Connection", Server):
             (engine,) = server_engines(scene.run, takes_weights=True)
         await engine.pause()
 

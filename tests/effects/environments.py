@@ -91,7 +91,7 @@ def step(scene: Scene) -> object:
     _database(Path("databases") / "numbers.sqlite")
     truth = "SELECT 4" if name == "text2sql" else "4"
     extras = {"reward_spec": {"ground_truth": truth}, "db_id": "numbers", "max_turns": 2}
-    with mock.patch("skyrl.processes.http_posts._OPENER", services), redirect_stderr(printed):
+    with mock.patch("skyrl.processes.answers._OPENER", services), redirect_stderr(printed):
         end = _judged(find_env(name, scene.run.environment.skyrl_gym), extras, ACTION)
     return {"end": end, "asked": services.asked, "printed": printed.getvalue()}
 
@@ -111,14 +111,14 @@ class _Judge:
 def comparisons(scene: Scene) -> object:
     judge, reward = _Judge(), find_env("pairwise_judge", scene.run.environment.skyrl_gym)
     assert isinstance(reward, GroupReward)
-    with mock.patch("skyrl.processes.http_posts._OPENER", judge):
+    with mock.patch("skyrl.processes.answers._OPENER", judge):
         return reward.rewards([{"role": "user", "content": "2+2?"}], ["4", "four", "five", "IV"], {}), judge.asked
 
 
 @observable("how long a service that is away is waited for")
 def outage(scene: Scene) -> object:
     clock, gone = Clock(), mock.Mock(open=mock.Mock(side_effect=URLError("nobody listens")))
-    with mock.patch("skyrl.processes.http_posts._OPENER", gone), mock.patch("skyrl.envs.http_json.time", clock):
+    with mock.patch("skyrl.processes.answers._OPENER", gone), mock.patch("skyrl.envs.http_json.time", clock):
         return _judged(find_env("reward_model", scene.run.environment.skyrl_gym), {}, "4"), clock.now
 
 

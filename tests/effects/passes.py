@@ -186,7 +186,7 @@ def optimizer_steps(scene: Scene) -> object:
         unused,
     )
     trainer = PPOTrainer(
-        scene.run.trainer, policy=policy, critic=critic, critic_targets=lambda batch: batch.rewards, **parts
+        trainer_cfg=scene.run.trainer, policy=policy, critic=critic, critic_targets=lambda batch: batch.rewards, **parts
     )
     asyncio.run(trainer.improve(small_batch()))
     return policy.answers, critic.answers
@@ -197,7 +197,7 @@ def old_logprobs(scene: Scene) -> object:
     policy = Counting()
     parts: dict[str, Any] = dict.fromkeys(("reference", "critic", "position", "objective", "critic_objective"))
     trainer = PPOTrainer(
-        scene.run.trainer,
+        trainer_cfg=scene.run.trainer,
         rollouts=Sampled(),
         policy=policy,
         weights=Sampled(),

@@ -22,8 +22,7 @@ from attrs import asdict, frozen
 
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.experiments.preference import PreferenceExp
-from skyrl.experiments.reward_model import RewardModelExp
-from skyrl.experiments.sft import SFTExp
+from skyrl.experiments.sft import RewardModelExp, SFTExp
 from skyrl.learners.data_parallel import DataParallel
 from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker
@@ -280,11 +279,11 @@ def command(words: list[str], environment: dict[str, str], folder: Path, verbs: 
     os.dup2(output, 2)
     from skyrl.cli.main import main
     from skyrl.config.settings import strategies
-    from skyrl.experiments import ppo, preference, reward_model, sft
+    from skyrl.experiments import ppo, preference, sft
 
     strategies.STRATEGIES = {**strategies.STRATEGIES, "megatron": ON_ANY_DEVICE}
     ppo.BasePPOExp = PhasedExp  # type: ignore[misc]  # replaced for the test
     sft.SFTExp = PhasedSFTExp  # type: ignore[misc]  # replaced for the test
     preference.PreferenceExp = PhasedPreferenceExp  # type: ignore[misc]  # replaced for the test
-    reward_model.RewardModelExp = PhasedRewardModelExp  # type: ignore[misc]  # replaced for the test
+    sft.RewardModelExp = PhasedRewardModelExp  # type: ignore[misc]  # replaced for the test
     main([*verbs, *words])

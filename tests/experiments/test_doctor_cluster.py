@@ -13,8 +13,7 @@ from attrs import evolve
 from skyrl.cli.main import main
 from skyrl.planning.layout import Layout, Pool
 from skyrl.processes.machine_facts import GpuFacts, MachineFacts
-from skyrl.processes.network_probe import Link
-from skyrl.processes.ray.survey import EACH_PAIR, Survey, Surveyed, pairs
+from skyrl.processes.ray.survey import EACH_PAIR, Link, Survey, Surveyed, pairs
 from skyrl.tools.cluster_findings import cluster_findings
 from tests.machines import RAY_PORTS, ROOT, Machines
 from tests.nano_run import as_words, overrides
@@ -24,7 +23,7 @@ FACTS = MachineFacts(
     versions={"python": "3.11.7", "torch": "2.13.0", "skyrl's code": "ab12"},
     memory=50 << 30,
     total_memory=64 << 30,
-    gpus=[GpuFacts(index="0", name="L40S", total_mib=46068, used_mib=0, uncorrected_errors=0)],
+    gpus=[GpuFacts(index="0", name="L40S", uncorrected_errors=0)],
     gpu_problem="",
     lacking=[],
     unwritable=[],

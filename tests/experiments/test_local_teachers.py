@@ -17,7 +17,7 @@ from skyrl.config import compose
 from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.estimates.memory import phases_of
 from skyrl.errors import ConfigError, ModelError, ResumeError, UserError
-from skyrl.training.teachers_by_source import TeachersBySource
+from skyrl.training.teacher import TeachersBySource
 from tests import supervised_run
 from tests.experiments.forked import run
 from tests.experiments.test_doctor import problems

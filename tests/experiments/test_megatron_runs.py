@@ -52,7 +52,7 @@ def megatron_takes_the_cpu_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STRATEGIES, "megatron", ON_ANY_DEVICE)
     monkeypatch.setattr("skyrl.experiments.ppo.PolicyWorker", HostPolicyWorker)
     monkeypatch.setattr("skyrl.experiments.sft.SFTExp.worker", HostSFTWorker)
-    monkeypatch.setattr("skyrl.experiments.reward_model.RewardModelExp.worker", HostRewardModelWorker)
+    monkeypatch.setattr("skyrl.experiments.sft.RewardModelExp.worker", HostRewardModelWorker)
     monkeypatch.setattr("skyrl.experiments.preference.PreferenceExp.worker", HostPreferenceWorker)
     monkeypatch.setattr("skyrl.experiments.preference.PairReferenceWorker", HostPairReferenceWorker)
 

@@ -25,7 +25,7 @@ from skyrl.learners.workers.roles import TeacherWorker
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
-from skyrl.training.teachers_by_source import ServedTeacher
+from skyrl.training.teacher import ServedTeacher
 from tests.endpoint.serving import served
 from tests.inference.server_engines import vllm_server
 from tests.learners.rows import batch

@@ -12,8 +12,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import SkyRLTrainConfig
 from skyrl.interop.report import Conversion
 from skyrl.interop.skyrl.scripts import convert_overrides
-from skyrl.training.advantage import advantage_estimator
-from skyrl.training.shaping import reward_shaping
+from skyrl.training.advantage import advantage_estimator, reward_shaping
 from skyrl.tree.builder import structure
 
 DISTILLATION = "examples.train.on_policy_distillation.main_on_policy_distill"

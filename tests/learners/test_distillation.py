@@ -24,8 +24,7 @@ from skyrl.planning.replicas import replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
 from skyrl.training.objective import policy_objective
-from skyrl.training.teacher import TeacherOfLikelyTokens
-from skyrl.training.teachers_by_source import LocalTeacher, TeachersBySource
+from skyrl.training.teacher import LocalTeacher, TeacherOfLikelyTokens, TeachersBySource
 from tests.learners.rows import batch
 from tests.learners.spreading import (
     CUTTING,

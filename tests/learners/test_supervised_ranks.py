@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from skyrl.config import compose
 from skyrl.experiments.experiment import experiment_class
 from skyrl.planning.replicas import Replicas
-from skyrl.processes.exit_notice import ExitNotice
-from skyrl.processes.handles import Group, Handle
+from skyrl.processes.handles import ExitNotice, Group, Handle
 from skyrl.processes.progress import Progress
 from tests.experiments.test_preferences import labelled, rankings
 from tests.learners.pool import Pool

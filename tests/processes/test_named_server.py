@@ -17,8 +17,7 @@ from click.testing import CliRunner
 
 from skyrl.cli.main import cli
 from skyrl.errors import ProcessError, UserError
-from skyrl.processes.naming.named_server import run_under_a_name
-from skyrl.processes.naming.names import Published
+from skyrl.processes.naming.names import Published, run_under_a_name
 from skyrl.processes.naming.names_on_disk import NamesOnDisk
 
 SERVES = """

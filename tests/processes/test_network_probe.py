@@ -6,7 +6,7 @@ import socket
 import threading
 from contextlib import closing
 
-from skyrl.processes.network_probe import Echo, measure
+from skyrl.processes.ray.survey import Echo, measure
 
 
 def test_a_way_has_a_latency_and_a_bandwidth() -> None:

@@ -16,7 +16,7 @@ import pytest
 import ray._private.worker as ray_worker
 
 from skyrl.errors import Stopped
-from skyrl.processes.exit_notice import ExitNotice
+from skyrl.processes.handles import ExitNotice
 from skyrl.processes.ray import cluster as ray_cluster
 from skyrl.processes.ray.cluster import Cluster
 from skyrl.processes.ray.processes import RayProcesses

@@ -6,7 +6,7 @@ import asyncio
 import select
 import threading
 
-from skyrl.processes.service_work import HangUp, ServiceThreads
+from skyrl.processes.service_app import HangUp, ServiceThreads
 
 
 async def test_work_learns_that_its_client_is_gone_and_waiting_work_never_begins() -> None:

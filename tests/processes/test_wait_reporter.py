@@ -7,8 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from skyrl.processes.progress import Progress
-from skyrl.processes.wait_reporter import WaitReporter
+from skyrl.processes.progress import Progress, WaitReporter
 from skyrl.rollout.env_calls import SamplesInFlight
 from skyrl.rollout.threads import ThreadCall
 

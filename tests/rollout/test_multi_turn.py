@@ -15,7 +15,7 @@ from skyrl.errors import RewardError, RunError, SkipSample
 from skyrl.inference.engine import Completion
 from skyrl.rollout.measures import measure
 from skyrl.rollout.threads import KeptThreads
-from skyrl.training.position import RolloutPosition
+from skyrl.training.trainer import RolloutPosition
 from skyrl.trajectory import Trajectory
 from tests.rollout.chats import Counts, Says, chat_tokenizer, generator, play, prompt
 

@@ -21,7 +21,7 @@ from skyrl.config.cluster import ClusterConfig
 from skyrl.errors import ConfigError, Stopped, UserError
 from skyrl.launchers.job import GONE, Job, Launch, report_in, write_state
 from skyrl.launchers.local import LocalLauncher
-from skyrl.processes.lifetimes import lives, process_id
+from skyrl.processes.orphans import lives, process_id
 from skyrl.sweeps.results import results, table
 from skyrl.sweeps.running import ACTIVE, _job, one_at_a_time, run_here
 from skyrl.sweeps.sweep_file import SweepConfig, load_sweep, points_of

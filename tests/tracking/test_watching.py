@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from skyrl.errors import UserError
-from skyrl.processes.lifetimes import process_id
+from skyrl.processes.orphans import process_id
 from skyrl.processes.progress import Progress
 from skyrl.runs.progress_file import ProgressFile
 from skyrl.storage.json_files import record_of

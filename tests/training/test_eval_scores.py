@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from skyrl.training.eval_scores import clustered_error, majority, mean_interval, pass_at_k, scores, share_interval
+from skyrl.training.evaluation import clustered_error, majority, mean_interval, pass_at_k, scores, share_interval
 from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup, TurnReward
 
 

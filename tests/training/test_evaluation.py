@@ -9,7 +9,7 @@ import pytest
 from skyrl.config import GeneratorConfig, SamplingParams, SkyRLGymConfig
 from skyrl.envs import Env, EnvStep, register
 from skyrl.errors import RewardError
-from skyrl.training.eval_scores import Metrics
+from skyrl.training.describe import Metrics
 from skyrl.training.evaluation import Evaluation
 from tests.rollout.chats import Says, chat_tokenizer, generator, prompt
 

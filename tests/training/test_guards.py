@@ -12,6 +12,7 @@ from attrs import evolve
 from skyrl.config import FaultsConfig
 from skyrl.errors import BatchError, NonFiniteError
 from skyrl.training.guards import FiniteNumbers, NonFiniteGuard, refuse_non_finite
+from skyrl.training.middleware import with_listeners
 from tests.training.batches import batch_of
 from tests.training.test_metrics import answer, group
 
@@ -113,12 +114,13 @@ def test_shaping_and_estimating_see_finite_values_and_give_finite_advantages() -
     numbers = FiniteNumbers()
     numbers.remember_groups(GROUPS, 3)
     good, wrong = batch_of(), evolve(batch_of(), rewards=torch.full((2, 3), math.nan))
-    shape = numbers.finite_shaping(lambda batch: (batch.rewards + 1, {"shaped": 1.0}))
+    shape = with_listeners(lambda batch: (batch.rewards + 1, {"shaped": 1.0}), before=[numbers.refuse])
     assert torch.equal(shape(good)[0], good.rewards + 1)
-    estimate = numbers.finite_estimator(lambda batch: batch.rewards * 2)
+    checks: Any = {"before": [numbers.refuse], "after": [numbers.refuse_advantages]}
+    estimate = with_listeners(lambda batch: batch.rewards * 2, **checks)
     assert torch.equal(estimate(good), good.rewards * 2)
     for refused in (lambda: shape(wrong), lambda: estimate(wrong)):
         with pytest.raises(BatchError, match="reward nan in sample 0 of prompt p"):
             refused()
     with pytest.raises(BatchError, match="advantage inf in sample 0 of prompt p"):
-        numbers.finite_estimator(lambda batch: torch.full((2, 3), math.inf))(good)
+        with_listeners(lambda batch: torch.full((2, 3), math.inf), after=[numbers.refuse_advantages])(good)

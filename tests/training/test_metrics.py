@@ -10,7 +10,7 @@ from attrs import evolve
 
 from skyrl.rollout.measures import measure
 from skyrl.training.describe import describe, describe_advantages
-from skyrl.training.eval_scores import scores
+from skyrl.training.evaluation import scores
 from skyrl.trajectory import Failure, Prompt, TokenRow, Trajectory, TrajectoryGroup, TurnReward
 from tests.training.batches import batch_of
 

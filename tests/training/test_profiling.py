@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from skyrl.training.profiling import ProfiledSteps
+from skyrl.training.middleware import ProfiledSteps
 
 BATCH: Any = None
 OBJECTIVE: Any = None

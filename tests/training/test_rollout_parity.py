@@ -16,7 +16,7 @@ from skyrl.learners.forward import by_engine
 from skyrl.learners.rank_metrics import RankMetrics, merge_metrics
 from skyrl.learners.workers.learning_worker import Objective
 from skyrl.training.collate import collate
-from skyrl.training.rollout_parity import RolloutParity
+from skyrl.training.middleware import RolloutParity
 from tests.training.test_metrics import answer, group
 
 Metrics = dict[str, float]

@@ -11,8 +11,8 @@ import torch
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, KLCtrlConfig, NormConfig, OverlongConfig, RewardShapingConfig
+from skyrl.training.advantage import reward_shaping
 from skyrl.training.collate import collate
-from skyrl.training.shaping import _last_trained_token, reward_shaping
 from skyrl.trajectory import Prompt, TokenRow, Trajectory, TrajectoryGroup, TurnReward
 from tests.training.batches import batch_of
 
@@ -178,4 +178,5 @@ def test_the_last_token_of_an_answer_is_the_last_that_is_trained_on_or_else_that
     for first, last in (([0, 1, 0], 1), ([1, 0, 0], 0)):
         mask = torch.tensor([first, [0, 0, 0]]).bool()
         batch = attrs.evolve(batch_of(), loss_mask=mask, lengths=torch.tensor([3, 2]))
-        assert _last_trained_token(batch).tolist() == [last, 1]
+        raised = reward_shaping(AlgorithmConfig(reward_shaping=RewardShapingConfig(bias=1.0)))
+        assert (raised(batch)[0] - batch.rewards).nonzero().tolist() == [[0, last], [1, 1]]

@@ -39,7 +39,7 @@ async def publish(sink: Kept | None, *, shaped: bool, version: int) -> None:
     trace = StepTrace([] if sink is None else [sink], rollouts, {}, Clock())
     trace.sampled((), 4)
     if shaped:
-        trace.traced_shaping(lambda batch: (batch.rewards, {}))(batch_of())
+        trace.keep(batch_of())
     async with trace.before_publishing(version):
         pass
 

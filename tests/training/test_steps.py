@@ -13,9 +13,9 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import RewardShapingConfig
 from skyrl.config.settings.rewards import NormConfig, OverlongConfig
 from skyrl.learners.budget import TokenBudget
+from skyrl.training.advantage import RewardShaping
 from skyrl.training.collate import collate
 from skyrl.training.objective import Reduction, answer_mean
-from skyrl.training.shaping import RewardShaping
 from skyrl.trajectory import Trajectory
 from tests.training.test_collate import group, trajectory
 

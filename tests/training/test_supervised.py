@@ -19,8 +19,7 @@ from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers.learning_worker import Objective
 from skyrl.learners.workers.objectives import CrossEntropy
 from skyrl.training.collate import collate_pairs, collate_supervised, common_beginning
-from skyrl.training.supervised import RowPosition, SupervisedTrainer
-from skyrl.training.supervised_evaluation import SupervisedEvaluation, likelihood, preferences
+from skyrl.training.supervised import RowPosition, SupervisedEvaluation, SupervisedTrainer, likelihood, preferences
 
 
 def row(ids: list[int], weights: list[float]) -> SupervisedRow:

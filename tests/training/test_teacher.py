@@ -19,10 +19,10 @@ from skyrl.training.teacher import (
     TeacherBehindHints,
     TeacherOfDistributions,
     TeacherOfTokens,
+    TeachersBySource,
     describe_teacher,
     hinted_share,
 )
-from skyrl.training.teachers_by_source import TeachersBySource
 from tests.training.batches import batch_of
 
 NU = torch.tensor([[9.0, -0.4, -1.8], [9.0, -0.5, -0.5]])

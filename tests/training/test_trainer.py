@@ -16,11 +16,10 @@ from skyrl.config import AlgorithmConfig, TrainerConfig
 from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers.learning_worker import Objective
 from skyrl.learners.workers.objectives import ReturnRegression
+from skyrl.training.advantage import reward_shaping
 from skyrl.training.describe import average
 from skyrl.training.objective import policy_objective
-from skyrl.training.position import RolloutPosition
-from skyrl.training.shaping import reward_shaping
-from skyrl.training.trainer import AS_CONFIGURED, PPOTrainer
+from skyrl.training.trainer import AS_CONFIGURED, PPOTrainer, RolloutPosition
 from skyrl.trajectory import TrajectoryGroup
 from tests.training.test_metrics import answer, group
 
@@ -68,7 +67,7 @@ class World:
         )
         world: Any = self
         self.trainer = PPOTrainer(
-            config,
+            trainer_cfg=config,
             rollouts=world,
             policy=self.policy,
             reference=Model("reference", -2.0, self.calls) if others else None,

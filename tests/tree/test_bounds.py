@@ -206,7 +206,6 @@ WHOLE = {
     "imports": "code that the user's own configuration names",
     "incoming_weights": "of weights, which this run wrote",
     "installation": "of installed packages",
-    "lifetimes": "/proc",
     "logs": "the end of the log of a process of this run",
     "machine_facts": "of installed packages, and /proc",
     "memory_use": "/proc",

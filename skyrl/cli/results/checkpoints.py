@@ -85,7 +85,7 @@ def show(folder: str, as_json: bool) -> None:
 
     Its files, state, metrics and versions are shown.
     """
-    from skyrl.storage.disk_errors import readable
+    from skyrl.storage.disk import readable
 
     store, steps = _open_store(folder)
     if not steps:
@@ -213,7 +213,7 @@ def _checkpoint_path(folder: str) -> str:
 
 
 def _line(store: CheckpointStore, step: int) -> str:
-    from skyrl.storage.disk_errors import readable
+    from skyrl.storage.disk import readable
 
     manifest = store.manifest(step)
     ranks = (f"{model} on {size} rank{'s' if size != 1 else ''}" for model, size in manifest.world_size.items())

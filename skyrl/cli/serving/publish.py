@@ -31,7 +31,7 @@ def publish(name: str, url: str, command: tuple[str, ...], names: str | None, st
     """
     if not names:
         raise UserError("publish needs a name store: pass --names nfs:FOLDER, or set the variable SKYRL_NAMES")
-    from skyrl.processes.naming.named_server import run_under_a_name
+    from skyrl.processes.naming.names import run_under_a_name
     from skyrl.processes.naming.stores import name_store
 
     sys.exit(run_under_a_name(name_store(names), name, url, command, start_seconds=start_seconds, say=click.echo))

@@ -110,8 +110,7 @@ def _free_folder_arguments(arguments: tuple[str, ...]) -> list[str]:
 @contextlib.contextmanager
 def _log_slow_command(activity: str) -> Iterator[None]:
     """Context for a wait before the run starts: progress is shown if it takes long."""
-    from skyrl.processes.progress import Progress
-    from skyrl.processes.wait_reporter import WaitReporter
+    from skyrl.processes.progress import Progress, WaitReporter
 
     progress = Progress()
     with WaitReporter(progress, functools.partial(click.echo, err=True)), progress.waiting_for(activity):

@@ -54,7 +54,7 @@ REWARD_MODEL = _supervised(
     roles=(REWARD,),
     rows="pairs",
     reader="skyrl.data.supervised_rows:preference_reader",
-    experiment="skyrl.experiments.reward_model:RewardModelExp",
+    experiment="skyrl.experiments.sft:RewardModelExp",
 )
 
 

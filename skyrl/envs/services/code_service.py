@@ -23,8 +23,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from skyrl.errors import ProcessError, RequestError
-from skyrl.processes.service_app import json_object, post_route, service_app
-from skyrl.processes.service_work import ServiceThreads
+from skyrl.processes.service_app import ServiceThreads, json_object, post_route, service_app
 from skyrl.sandbox.sandbox import Ran, ResourceLimits, Sandbox
 
 MOST = ResourceLimits(seconds=60.0, cpu_seconds=60, memory_bytes=4 << 30, output_bytes=2 << 20, processes=64)

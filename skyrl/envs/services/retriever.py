@@ -22,8 +22,7 @@ from starlette.routing import Route
 
 from skyrl.envs.services.corpus import Hit, SearchIndex
 from skyrl.errors import RequestError
-from skyrl.processes.service_app import json_object, post_route, service_app
-from skyrl.processes.service_work import HangUp, ServiceThreads
+from skyrl.processes.service_app import HangUp, ServiceThreads, json_object, post_route, service_app
 
 MOST_QUERIES, MOST_DOCUMENTS, LONGEST_QUERY = 256, 100, 10_000
 

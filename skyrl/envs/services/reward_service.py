@@ -20,8 +20,7 @@ from starlette.routing import Route
 
 from skyrl.errors import DataError, RequestError
 from skyrl.models.saving.reward_model import RewardModel
-from skyrl.processes.service_app import json_object, post_route, service_app
-from skyrl.processes.service_work import ServiceThreads
+from skyrl.processes.service_app import ServiceThreads, json_object, post_route, service_app
 
 MOST_CHATS = 256
 

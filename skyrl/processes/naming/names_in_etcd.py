@@ -16,8 +16,7 @@ from typing import TypeVar
 from attrs import frozen
 
 from skyrl.errors import ProcessError
-from skyrl.processes.answers import BadAnswer, display_value, read
-from skyrl.processes.http_posts import posted
+from skyrl.processes.answers import BadAnswer, display_value, posted, read
 from skyrl.processes.naming.names import Entry
 
 _SECONDS = 5.0
@@ -61,12 +60,6 @@ class _Rows:
 @frozen
 class _Nothing:
     """An answer that says nothing."""
-
-
-@frozen
-class _Entry:
-    value: str
-    owner: str
 
 
 class _Refused(ProcessError):
@@ -148,10 +141,9 @@ class NamesInEtcd:
     def _read(self, row: _Row) -> Entry:
         """The entry of a row. Raises `ProcessError` for one that skyrl has not written."""
         try:
-            entry = read(json.loads(self._text(row.value)), _Entry)
+            return read(json.loads(self._text(row.value)), Entry)
         except (ValueError, RecursionError) as error:
             raise ProcessError(f"etcd at {self._server} holds something else under skyrl/names: {error}") from None
-        return Entry(entry.value, entry.owner)
 
     def _text(self, coded: str) -> str:
         try:

@@ -14,7 +14,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -152,7 +151,14 @@ def attach(address: str, seconds: float, field: str = "trainer.placement.ray_add
 
     Raises `ProcessError`.
     """
-    _refuse_unless_listening(address, field)
+    host, _, port = address.rpartition(":")
+    names_a_port = "/" not in address and host and port.isdecimal()  # `auto` and the like are looked up by Ray itself
+    # Asked first, since Ray would try for minutes.
+    reason = why_unreachable(host.strip("[]"), int(port), _CONNECT_SECONDS) if names_a_port else None
+    if reason is not None:
+        raise ProcessError(
+            f"No connection to the Ray cluster at {address}: {reason}. Start the head first, or correct {field}"
+        )
     _refuse_a_second()
     outcome: list[BaseException | None] = []
     thread = threading.Thread(target=_attach, args=(address, outcome), name="skyrl-attach", daemon=True)
@@ -181,21 +187,6 @@ def _refuse_a_second() -> None:
         )
 
 
-def _refuse_unless_listening(address: str, field: str) -> None:
-    """Raise if nothing listens at the address, since Ray would try for minutes. Ray itself looks up an address without
-    a port, such as `auto`.
-    """
-    host, _, port = address.rpartition(":")
-    if "/" in address or not host or not port.isdecimal():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise ProcessError(
-            f"No connection to the Ray cluster at {address}: {error}. Start the head first, or correct {field}"
-        ) from None
-
-
 def _init_private(folder: Path, resources: Mapping[str, Any], object_store_bytes: int) -> None:
     token = folder / "token"
     token.touch(mode=0o600)
@@ -210,9 +201,12 @@ def _init_private(folder: Path, resources: Mapping[str, Any], object_store_bytes
     }
     with (
         _environment(variables, without=("RAY_AUTH_TOKEN", "RAY_ADDRESS")),
-        _loopback(),
         _signals(),
-        _without_services(),
+        # On loopback: Ray read the environment variable for it when it was imported.
+        _replaced(ray_constants, ENABLE_RAY_CLUSTER=False),
+        # No dashboard, autoscaler and log monitor, for which `ray.init` has no arguments: a private cluster has no
+        # viewers and does not grow, and every rank has its own log.
+        _replaced(Node, start_api_server=_drop, start_monitor=_drop, start_log_monitor=_drop),
     ):
         _read_token_again()
         _connect(
@@ -264,29 +258,16 @@ def _environment(variables: Mapping[str, str], without: tuple[str, ...]) -> Iter
 
 
 @contextlib.contextmanager
-def _loopback() -> Iterator[None]:
-    """Keep the cluster on loopback. Ray read the environment variable for it when it was imported."""
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
+def _replaced(owner: object, **attributes: object) -> Iterator[None]:
+    """A block in which a class or a module of Ray has other attributes."""
+    before = {name: getattr(owner, name) for name in attributes}
+    for name, value in attributes.items():
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-@contextlib.contextmanager
-def _without_services() -> Iterator[None]:
-    """Start no dashboard, autoscaler and log monitor, for which `ray.init` has no arguments: a private cluster has no
-    viewers and does not grow, and every rank has its own log.
-    """
-    starts = {name: getattr(Node, name) for name in ("start_api_server", "start_monitor", "start_log_monitor")}
-    for name in starts:
-        setattr(Node, name, _drop)
-    try:
-        yield
-    finally:
-        for name, start in starts.items():
-            setattr(Node, name, start)
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 @contextlib.contextmanager

@@ -115,14 +115,10 @@ class Placement:
         alive = [node for node in _nodes() if node["Alive"]]
         addresses = {node["NodeID"]: (str(node["NodeManagerAddress"]), int(node["NodeManagerPort"])) for node in alive}
         self._addresses |= addresses
-        free = _free_by_node()
-        resource = _RESOURCE[self._device]
-        ids = sorted(addresses, key=lambda node: (self._addresses[node], node))
+        free, resource = _free_by_node(), _RESOURCE[self._device]
         return [
-            ClusterNode(
-                id=node, gpus=int(free.get(node, {}).get(resource, 0)), name=f"{addresses[node][0]} ({node[:8]})"
-            )
-            for node in ids
+            ClusterNode(id=node, gpus=int(free.get(node, {}).get(resource, 0)), name=f"{address} ({node[:8]})")
+            for (address, _), node in sorted((where, node) for node, where in addresses.items())
         ]
 
     def place(self, placed: RankPlacement) -> Place:
@@ -143,15 +139,9 @@ class Placement:
 
     def moved(self, role: str, rank: int, seconds: float) -> Place:
         """Another place for a process whose machine is gone and which has a pool to itself. Raises `NoRoomError`."""
-        [placed] = [
-            placement for placement in self._layout.placements if (placement.role, placement.rank) == (role, rank)
-        ]
-        others = [
-            placement
-            for placement in self._layout.placements
-            if placement.pool == placed.pool and placement is not placed
-        ]
-        if others:
+        placements = self._layout.placements
+        [placed] = [item for item in placements if (item.role, item.rank) == (role, rank)]
+        if any(item.pool == placed.pool and item is not placed for item in placements):
             message = f"the machine of {role}-{rank} is gone, and its pool {placed.pool} has other processes"
             raise NoRoomError(message, placed.pool)
         pool = self._layout.pool(placed.pool)

@@ -20,15 +20,13 @@ from skyrl.errors import ProcessError
 from skyrl.planning.layout import Layout
 from skyrl.processes.addresses import is_loopback
 from skyrl.processes.calls import CallFailure, CallResult
-from skyrl.processes.exit_notice import ExitNotice
-from skyrl.processes.handles import Deadlines, Group
+from skyrl.processes.handles import Deadlines, ExitNotice, Group
 from skyrl.processes.orphans import PRIVATE, folder_of_this_process
 from skyrl.processes.progress import Progress
 from skyrl.processes.ray.cluster import Device, attach, clock_difference, start
-from skyrl.processes.ray.handles import RayHandle, failed
 from skyrl.processes.ray.host import ActorSettings, HostActor, Introduction
 from skyrl.processes.ray.placement import Placement
-from skyrl.processes.ray.watch import Member, Watch
+from skyrl.processes.ray.watch import Member, RayHandle, Watch, failed
 
 T = TypeVar("T")
 
@@ -57,7 +55,6 @@ class RayProcesses:
         logs: Path,
         device: Device,
         environment: Mapping[str, str] = {},
-        object_store_bytes: int = OBJECT_STORE_BYTES,
         spare: int = 0,
     ) -> None:
         """`spare` is the number of places for processes that may be added, on a private cluster without GPUs."""
@@ -73,7 +70,7 @@ class RayProcesses:
         self._placement: Placement | None = None
         if address is None:
             slots = sum(pool.gpus_per_node for pool in layout.pools) + spare
-            self._cluster = start(slots, device, object_store_bytes)
+            self._cluster = start(slots, device, OBJECT_STORE_BYTES)
         else:
             self._cluster = attach(address, deadlines.start, address_field)
         self._watch = Watch(deadlines.heartbeat, self._common_cause)
