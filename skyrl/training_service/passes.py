@@ -48,30 +48,21 @@ class PassLimits:
     vocabulary: int
 
 
-@frozen(kw_only=True)
-class PassAddress:
-    """Which request a body is: the place of a pass in its model's order."""
-
-    model_id: str
-    seq_id: int
-    tokens: int
-
-
-def address_of(body: bytes) -> PassAddress:
-    """Model, place and number of tokens of a pass. Raises `RequestError` for a body that is no such message."""
+def address_of(body: bytes) -> tuple[str, int, int]:
+    """Model, number and tokens of a pass. Raises `RequestError` for a body that is no such message."""
     message = _message(body)
     tokens = sum(len(chunk.encoded_text.tokens) // 4 for datum in message.data for chunk in datum.model_input)
-    return PassAddress(model_id=message.model_id, seq_id=message.seq_id, tokens=tokens)
+    return message.model_id, message.seq_id, tokens
 
 
-def address_of_start(start: bytes) -> PassAddress:
-    """Model and place of a pass that is too long to be read, from its first bytes: these two fields come first. Raises
+def address_of_start(start: bytes) -> tuple[str, int, int]:
+    """Model and number of a pass that is too long to be read, from its first bytes: these two fields come first. Raises
     `RequestError` if they do not.
     """
     for end in range(min(len(start), _LONGEST_ADDRESS)):
         with suppress(DecodeError):
             if (message := parsed_pass(start[:end])).seq_id:
-                return PassAddress(model_id=message.model_id, seq_id=message.seq_id, tokens=0)
+                return message.model_id, message.seq_id, 0
     raise RequestError("the body is too long", status=413)
 
 

@@ -262,15 +262,14 @@ class _Answers:
                 f"a forward_backward has to be protobuf, with the header Content-Type: {_PROTOBUF}", status=415
             )
         most = self._service.settings.max_body_bytes
-        address = address_of(body) if len(body) <= most else address_of_start(body)
-        if address.seq_id < 1:
-            raise RequestError(f"seq_id has to be at least 1, not {address.seq_id}", param="seq_id")
+        model_id, seq, tokens = address_of(body) if len(body) <= most else address_of_start(body)
+        if seq < 1:
+            raise RequestError(f"seq_id has to be at least 1, not {seq}", param="seq_id")
         if len(body) > most:
             reason = f"the body is longer than {most} bytes, training_service.max_body_bytes: send shorter sequences"
-            return JSONResponse(self._refused(client, address.model_id, address.seq_id, reason))
-        charged = max(address.tokens, len(body) // TOKEN_BYTES)
-        self._service.submit(client, "pass", address.model_id, address.seq_id, charged, body)
-        return JSONResponse(_future(f"{address.model_id}:{address.seq_id}", address.model_id))
+            return JSONResponse(self._refused(client, model_id, seq, reason))
+        self._service.submit(client, "pass", model_id, seq, max(tokens, len(body) // TOKEN_BYTES), body)
+        return JSONResponse(_future(f"{model_id}:{seq}", model_id))
 
     def _refused(self, client: str, model_id: str, seq: int, reason: str) -> Json:
         """A refusal in the place of a request, so that its model goes on with the next one."""
