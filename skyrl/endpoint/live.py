@@ -51,11 +51,8 @@ class GrowingText:
         """New text that is final and was not returned before. A marker never begins inside text that was returned."""
         text, start = self._text, len(self._sent)
         markers = [position for marker in self._markers if (position := text.find(marker, start)) >= 0]
-        end = (
-            min(markers)
-            if markers
-            else len(text) - max((_marker_prefix_length(text, marker) for marker in self._markers), default=0)
-        )
+        held_back = max((_marker_prefix_length(text, marker) for marker in self._markers), default=0)
+        end = min(markers, default=len(text) - held_back)
         end = max(start, len(text[:end].rstrip()) if self._tools else end)
         self._sent = text[:end]
         return text[start:end]

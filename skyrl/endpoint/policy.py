@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from attrs import evolve, field, frozen
 
@@ -23,12 +23,10 @@ from skyrl.chats.rendering import Template
 from skyrl.chats.text import continued_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SamplingParams
-from skyrl.endpoint.bounded_tokenizer import bounded_tokenizer
 from skyrl.endpoint.conversations import History, Message, Turn
 from skyrl.endpoint.fields import Fields
-from skyrl.endpoint.items import StoredResponses
 from skyrl.endpoint.request_sampling import RequestSampling, read_sampling
-from skyrl.endpoint.trajectories import PlayedTrajectory
+from skyrl.endpoint.trajectories import PlayedTrajectory, StoredResponses
 from skyrl.errors import DataError, RequestError, RunError, TemplateTimeoutError
 from skyrl.inference.engine import Completion, GenerationRequest, NewTokens, SampleKey, longest_completion
 
@@ -39,6 +37,9 @@ Generate = Callable[[GenerationRequest], Awaitable[tuple[Completion, ...]]]
 
 MOST_ANSWERS = 128
 """Largest `n` of one request."""
+
+CHARACTERS_PER_TOKEN = 8
+"""Characters per token of a prompt that are not looked at twice: more than text in any language has."""
 
 
 @frozen(kw_only=True)
@@ -85,7 +86,7 @@ class Policy:
     def __init__(self, served: ServedPolicy, tokenizer: ChatTokenizer, generate: Generate) -> None:
         self.served = served
         own = deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
-        self._tokenizer = bounded_tokenizer(own, served.max_model_len)
+        self._tokenizer = cast(ChatTokenizer, BoundedTokenizer(own, served.max_model_len))
         self._continuation = Continuation(self._tokenizer, served.template_arguments)
         self._generate = generate
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="endpoint-tokenizer")
@@ -257,11 +258,9 @@ class Policy:
 
     async def decoded(self, ids: Sequence[int]) -> list[str]:
         """The text of each token, decoded on its own; special tokens are included."""
-
-        def decode(tokenizer: ChatTokenizer) -> list[str]:
-            return [tokenizer.decode([token], skip_special_tokens=False) for token in ids]
-
-        return await self.run_with_tokenizer(decode)
+        return await self.run_with_tokenizer(
+            lambda tokenizer: [tokenizer.decode([token], skip_special_tokens=False) for token in ids]
+        )
 
     async def run_with_tokenizer(self, work: Callable[..., T], *args: object) -> T:
         """The result of `work(tokenizer, *args)`, on the tokenizer's thread."""
@@ -316,6 +315,40 @@ class Policy:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
         except (DataError, TemplateTimeoutError) as error:
             raise RequestError(str(error)) from error
+
+
+class BoundedTokenizer:
+    """A tokenizer that refuses a long text by its beginning, so that megabytes are not tokenized to be refused then.
+    Everything but `encode` is the tokenizer's own.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, most: int) -> None:
+        self._tokenizer, self._most = tokenizer, most
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._tokenizer, name)
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    def encode(self, text: str, /, *, add_special_tokens: bool = True, **options: object) -> list[int]:
+        """Token ids of a text. Raises `RequestError` for one whose beginning alone has more tokens than fit.
+
+        Beginnings of growing length are tokenized, so that the work is bounded by what fits and not by the text. As a
+        text goes on, the last word of its beginning may be tokenized differently; half as many tokens again as fit
+        are therefore allowed here, and the exact number is the caller's to check.
+        """
+        size = CHARACTERS_PER_TOKEN * self._most
+        while size < len(text):
+            count = len(self._tokenizer.encode(text[:size], add_special_tokens=add_special_tokens, **options))
+            if 2 * count > 3 * self._most:
+                raise RequestError(
+                    f"the prompt has more than {count - 1} tokens, and prompt and answer together may have "
+                    f"{self._most}",
+                    code="context_length_exceeded",
+                )
+            size *= 2
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, **options)
 
 
 @contextmanager

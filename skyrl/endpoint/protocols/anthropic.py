@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any
 
-from attrs import frozen
-
 from skyrl.endpoint.conversations import History, Message
 from skyrl.endpoint.fields import Fields
 from skyrl.endpoint.live import LiveAnswers, sample_messages
@@ -24,24 +22,19 @@ from skyrl.errors import RequestError
 _BOOKKEEPING = ("metadata", "service_tier", "container", "context_management", "mcp_servers", "betas")
 
 
-@frozen(kw_only=True)
-class _MessagesRequest:
-    """A parsed request."""
-
-    history: History
-    settings: RequestSampling
-    stream: bool
-
-
 async def messages(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
     """Answer one request. Raises `RequestError`."""
-    request = _parse_request(body, policy, trajectory)
-    if request.stream:
-        return Reply(events=_events(request, policy, trajectory))
-    result = await sample_messages(request.history, request.settings, 1, policy, trajectory)
+    settings = policy.settings(body, trajectory, lengths=("max_tokens",), stops="stop_sequences")
+    body.refuse("thinking", "the model's template decides how it thinks", harmless=({"type": "disabled"},))
+    body.ignore(*_BOOKKEEPING)
+    history, stream = _history(body), body.boolean("stream")
+    body.finish()
+    if stream:
+        return Reply(events=_events(history, settings, policy, trajectory))
+    result = await sample_messages(history, settings, 1, policy, trajectory)
     (answer,) = result.messages
     text: list[Json] = [{"type": "text", "text": answer.text}] if answer.text or not answer.calls else []
-    head = _head(request.settings.model, result.prompt, len(answer.completion.token_ids))
+    head = _head(settings.model, result.prompt, len(answer.completion.token_ids))
     return Reply({**head, "content": [*text, *_tool_uses(answer)], **_stop_fields(answer)})
 
 
@@ -54,15 +47,6 @@ async def count_tokens(body: Fields, policy: Policy, trajectory: PlayedTrajector
     with policy.admitted(1, None):
         prompt = await policy.conversation(history, trajectory)
     return Reply({"input_tokens": len(prompt.ids)})
-
-
-def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _MessagesRequest:
-    settings = policy.settings(body, trajectory, lengths=("max_tokens",), stops="stop_sequences")
-    body.refuse("thinking", "the model's template decides how it thinks", harmless=({"type": "disabled"},))
-    body.ignore(*_BOOKKEEPING)
-    request = _MessagesRequest(history=_history(body), settings=settings, stream=body.boolean("stream"))
-    body.finish()
-    return request
 
 
 def _history(body: Fields) -> History:
@@ -141,22 +125,23 @@ def _tool_uses(answer: SampledMessage) -> list[Json]:
     ]
 
 
-async def _events(request: _MessagesRequest, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
+async def _events(
+    history: History, settings: RequestSampling, policy: Policy, trajectory: PlayedTrajectory | None
+) -> Events:
     """Events of a stream: text as it is sampled, and tool uses when the answer is complete."""
-    live = LiveAnswers(policy, request.settings.sampling.stop or (), tools=bool(request.history.tools))
-    sampling = sample_messages(request.history, request.settings, 1, policy, trajectory, live)
-    answering = asyncio.ensure_future(sampling)
+    live = LiveAnswers(policy, settings.sampling.stop or (), tools=bool(history.tools))
+    answering = asyncio.ensure_future(sample_messages(history, settings, 1, policy, trajectory, live))
     blocks = 0
     async with aclosing(live.pieces(answering, lambda result: [message.text for message in result.messages])) as pieces:
         async for _, piece in pieces:
             if not blocks:
-                yield _event("message_start", message=_head(request.settings.model, live.prompt, 0))
+                yield _event("message_start", message=_head(settings.model, live.prompt, 0))
                 yield _block_start(0, {"type": "text", "text": ""})
                 blocks = 1
             yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
     (answer,) = answering.result().messages
     if not blocks:
-        yield _event("message_start", message=_head(request.settings.model, live.prompt, 0))
+        yield _event("message_start", message=_head(settings.model, live.prompt, 0))
     else:
         yield _event("content_block_stop", index=0)
     for index, use in enumerate(_tool_uses(answer), start=blocks):

@@ -72,7 +72,7 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     settings = policy.settings(body, trajectory, lengths=("max_completion_tokens", "max_tokens"))
     if not policy.served.scores_prompts:
         body.refuse("top_logprobs", "the engines return log-probabilities of sampled tokens only", harmless=(0,))
-    top = body.integer("top_logprobs", 0, least=0, most=MOST_TOP_LOGPROBS) or 0
+    top = body.integer("top_logprobs", 0, least=0, most=MOST_TOP_LOGPROBS)
     body.refuse("response_format", "structured output is not available", harmless=({"type": "text"},))
     body.refuse("modalities", "answers are text", harmless=(["text"],))
     body.ignore(*BOOKKEEPING)
@@ -85,7 +85,7 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     request = _ChatRequest(
         history=History(messages, tools if calls_tools else (), arguments),
         settings=evolve(settings, top_logprobs=top),
-        n=body.integer("n", 1, least=1, most=MOST_ANSWERS) or 1,
+        n=body.integer("n", 1, least=1, most=MOST_ANSWERS),
         stream=body.boolean("stream"),
         usage_in_stream=bool(body.mapping("stream_options").get("include_usage")),
         logprobs=body.boolean("logprobs"),

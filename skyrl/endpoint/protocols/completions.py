@@ -109,14 +109,16 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     settings = policy.settings(body, trajectory, lengths=("max_tokens",), shortest=0 if echo else 1)
     body.refuse("best_of", "ask for n answers and choose", harmless=(1,))
     body.refuse("suffix", "text cannot be inserted before a suffix", harmless=("",))
+    # A number of alternatives, where 0 and 1 both mean only the sampled token.
+    body.refuse("logprobs", "only the sampled or given token has one, and the likeliest", harmless=(0, 1, False, True))
     body.ignore(*BOOKKEEPING)
     request = _CompletionRequest(
         prompts=_prompts(body.value("prompt")),
         settings=settings,
-        n=body.integer("n", 1, least=1, most=MOST_ANSWERS) or 1,
+        n=body.integer("n", 1, least=1, most=MOST_ANSWERS),
         stream=body.boolean("stream"),
         usage_in_stream=bool(body.mapping("stream_options").get("include_usage")),
-        logprobs=_wants_logprobs(body),
+        logprobs=body.value("logprobs", False) is not False,
         token_ids=body.boolean("return_token_ids"),
         echo=echo,
         prompt_logprobs=body.integer("prompt_logprobs", None, least=0, most=MOST_TOP_LOGPROBS),
@@ -132,12 +134,6 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     return request
 
 
-def _wants_logprobs(body: Fields) -> bool:
-    """Whether `logprobs` is set: it is a number of alternatives, where 0 and 1 both mean only the sampled token."""
-    body.refuse("logprobs", "only the sampled or given token has one, and the likeliest", harmless=(0, 1, False, True))
-    return body.value("logprobs", False) is not False
-
-
 def _prompts(prompt: object) -> list[str | tuple[int, ...]]:
     """The prompts of a request in any of OpenAI's forms: a text, texts, token ids, or lists of token ids. Raises
     `RequestError`.
@@ -147,15 +143,12 @@ def _prompts(prompt: object) -> list[str | tuple[int, ...]]:
     if isinstance(prompt, list) and prompt:
         if all(_is_id(item) for item in prompt):
             return [tuple(prompt)]
-        if len(prompt) <= MOST_PROMPTS and all(_is_prompt(item) for item in prompt):
+        texts_or_ids = (isinstance(item, str) or (isinstance(item, list) and all(map(_is_id, item))) for item in prompt)
+        if len(prompt) <= MOST_PROMPTS and all(texts_or_ids):
             return [item if isinstance(item, str) else tuple(item) for item in prompt]
     raise RequestError(
         f"prompt has to be a string, a list of token ids, or a list of at most {MOST_PROMPTS} of these", param="prompt"
     )
-
-
-def _is_prompt(item: object) -> bool:
-    return isinstance(item, str) or (isinstance(item, list) and all(map(_is_id, item)))
 
 
 def _is_id(item: object) -> bool:
