@@ -1,6 +1,7 @@
 """Runs untrusted programs, each in a separate process with a deadline and limits.
 
     Sandbox(tier).run(program, stdin, limits) -> Ran(stdout, how it ended)
+    ConfinedProcess(sandbox, limits, streams, command=...) -> close() -> how it ended
 
 Tiers are in `tiers.py`. A process is forked from a warm interpreter (`fork_server.py`), so that a call takes
 milliseconds and shares no state with earlier calls.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import socket
 import sys
 import time
@@ -28,10 +30,13 @@ from skyrl.sandbox.folders import folder_of, remove_folder
 from skyrl.sandbox.fork_client import Command, ForkClient
 from skyrl.sandbox.fork_server import LISTENING, TIMED_OUT
 from skyrl.sandbox.forwarding import forwarding
-from skyrl.sandbox.tiers import TIERS, Tier, has_namespaces, missing
+from skyrl.sandbox.tiers import TIERS, Tier, has_namespaces
 
 GRACE = 0.5
 """Seconds that the supervisor has, after the deadline, to end the processes that it started."""
+
+FOREVER = 10**6
+"""Seconds of a process that has no deadline."""
 
 
 @frozen(kw_only=True)
@@ -147,6 +152,60 @@ class Sandbox:
         self.client.close()
 
 
+class ConfinedProcess:
+    """A process, in a folder of its own, that runs until it is closed, with streams that its owner chooses.
+
+    `close` may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        limits: ResourceLimits,
+        streams: Sequence[int],
+        *,
+        module: str = "",
+        command: Command | None = None,
+    ) -> None:
+        """`streams` are descriptors of its standard input, output and errors, which the caller closes. It runs `main`
+        of a module, or a command. `limits.seconds` is not used. Raises `ProcessError`.
+        """
+        self._tier = sandbox.tier
+        self._folder = folder_of(sandbox.client.folder, sandbox.tier)
+        self._groups = sandbox.client.groups
+        self._group = self._groups.take(limits.memory_bytes)
+        limit_values = asdict(limits) | {"seconds": FOREVER}
+        try:
+            ends = [streams[0], *streams]  # the first is where a program would be read from
+            self._control: socket.socket | None = sandbox.client.fork(
+                module, ends, limit_values, self._folder, self._group, command
+            )
+        except BaseException:
+            self._groups.give_back(self._group)
+            remove_folder(self._folder, self._tier)
+            raise
+
+    def close(self, patience: float = 0.001) -> str:
+        """End the process, and wait until nothing of it is left. Returns how it ended if it had ended by itself or does
+        so within `patience` seconds.
+        """
+        control, self._control = self._control, None
+        if control is None:
+            return ""
+        with control:
+            report = receive(control, patience)
+            if not report:
+                with suppress(OSError):
+                    control.shutdown(socket.SHUT_WR)
+                receive(control, 10 * GRACE)
+        self._groups.give_back(self._group)
+        remove_folder(self._folder, self._tier)
+        code = int(report.removeprefix("code: ")) if report and report.startswith("code: ") else -1
+        if code > 128:
+            return f"signal {code - 128} ended its process"
+        return f"its process ended with exit code {code}" if code >= 0 else report or ""
+
+
 @cache
 def strongest_tier() -> Tier:
     """The strongest tier that this machine has."""
@@ -158,8 +217,8 @@ def why_unavailable(tier: Tier) -> str:
     """Reason why this machine lacks the tier; empty if programs really run in it here."""
     if sys.platform != "linux":
         return "sandboxes need Linux"
-    if missing(tier):
-        return f"there is no command {missing(tier)!r}; install bubblewrap"
+    if tier == "bwrap" and shutil.which("bwrap") is None:
+        return "there is no command 'bwrap'; install bubblewrap"
     client = ForkClient(tier)
     try:
         ran = _run(client, tier, "print('here')", b"", ResourceLimits())

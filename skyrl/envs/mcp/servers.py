@@ -25,9 +25,8 @@ from skyrl.envs.tools import ToolFailed
 from skyrl.errors import TaskError, UserError
 from skyrl.processes.credentials import api_key
 from skyrl.sandbox.commands import LocatedCommand, located_command
-from skyrl.sandbox.confined import ConfinedProcess
 from skyrl.sandbox.fork_client import Command
-from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
+from skyrl.sandbox.sandbox import ConfinedProcess, ResourceLimits, Sandbox
 from skyrl.sandbox.tiers import Tier
 from skyrl.tree import Secret
 
@@ -74,7 +73,8 @@ class McpServer:
         try:
             return await _run_with_deadline(self.start_seconds, session.tools())
         except TimeoutError:
-            raise TaskError(f"the MCP server {self.config.shown} did not list its tools within {self._limit}") from None
+            limit = f"{self.start_seconds:g} s (environment.skyrl_gym.mcp.start_timeout_seconds)"
+            raise TaskError(f"the MCP server {self.config.shown} did not list its tools within {limit}") from None
         except Exception as error:
             reason = session.lost or _describe_error(error)
             raise TaskError(f"the MCP server {self.config.shown} does not list its tools: {reason}") from error
@@ -141,10 +141,6 @@ class McpServer:
         )
         started = Command(arguments=command.arguments, environment={**kept, **config.env})
         return ConfinedProcess(_sandbox(self.tier, command.files), limits, streams, command=started)
-
-    @property
-    def _limit(self) -> str:
-        return f"{self.start_seconds:g} s (environment.skyrl_gym.mcp.start_timeout_seconds)"
 
 
 class ServerSession:
