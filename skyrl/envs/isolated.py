@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from skyrl.config import SkyRLGymConfig
 from skyrl.config.foundation.import_paths import absolute
@@ -61,8 +61,7 @@ class IsolatedEnv(SampleAwareEnv):
         return EnvStep(**result)
 
     def get_metrics(self) -> dict[str, float]:
-        metrics: dict[str, float] = self._ask("get_metrics", None)
-        return metrics
+        return dict(self._ask("get_metrics", None))
 
     def close(self) -> None:
         """Abandon a call that is still running, and end its process."""
@@ -137,11 +136,9 @@ def isolated(name: str, gym: SkyRLGymConfig) -> IsolatedTask:
         open_files=512,
         output_bytes=_MOST,
     )
-    seconds = gym.step_timeout_seconds
-    names = _names_of(full, sandbox, limits, seconds)
-    if names is None:
-        return IsolatedTask(full, sandbox, limits, seconds, asks=None)
-    return IsolatedTask(full, sandbox, limits, seconds, asks=tuple(names["asks"]), taken=frozenset(names["taken"]))
+    task = IsolatedTask(full, sandbox, limits, gym.step_timeout_seconds, asks=None)
+    names = _names_of(full, sandbox, limits, task.seconds)
+    return task if names is None else evolve(task, asks=tuple(names["asks"]), taken=frozenset(names["taken"]))
 
 
 @cache

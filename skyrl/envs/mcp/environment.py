@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from attrs import evolve, frozen
 
 from skyrl.config.settings.environment import McpEnvConfig, McpServerConfig
-from skyrl.envs.coroutines import awaited
+from skyrl.envs.coroutines import awaited, close_all
 from skyrl.envs.env import Env, EnvStep, Message, SampleAwareEnv, SampledAnswer
 from skyrl.envs.mcp.servers import McpConnection, McpServer, ServerLost, shared_connection
 from skyrl.envs.tools import Tool, ToolEnv
@@ -90,10 +89,7 @@ class McpEnv(ToolEnv, SampleAwareEnv):
         return {**awaited(self._reward.get_metrics()), **super().get_metrics()}
 
     def close(self) -> None:
-        with ExitStack() as closing:  # the others are closed even if one raises
-            closing.callback(_close, self._reward)
-            for connection in self._episode_connections:
-                closing.callback(_close, connection)
+        close_all(self._reward, *self._episode_connections)
 
     def _connected(self, offered: ServerTools) -> Iterator[Tool]:
         """The tools of a server, whose calls go to the connection of this episode or of the run."""
@@ -179,11 +175,6 @@ def _references(schema: object) -> Iterator[str]:
     elif isinstance(schema, list):
         for item in schema:
             yield from _references(item)
-
-
-def _close(closed: Env | McpConnection) -> None:
-    closing: Any = closed.close  # may be a coroutine
-    awaited(closing())
 
 
 def _fail_unconnected(**_: object) -> None:
