@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any
 
 from attrs import evolve, frozen
 
@@ -18,8 +18,7 @@ from skyrl.config import SkyRLGymConfig
 from skyrl.config.foundation.import_paths import absolute
 from skyrl.envs.env import Env, EnvStep, Message, SampleAwareEnv
 from skyrl.errors import RewardError, SkipSample, TaskError, WorkerEnded
-from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
-from skyrl.sandbox.tiers import Tier
+from skyrl.sandbox.sandbox import ResourceLimits, Sandbox, shared_sandbox
 from skyrl.sandbox.worker import Worker
 
 _HOST = "skyrl.envs.env_host"
@@ -127,7 +126,8 @@ def isolated(name: str, gym: SkyRLGymConfig) -> IsolatedTask:
     """Factory of isolated environments for the import path `name`. Raises `TaskError` if it names none."""
     full = absolute(name)
     file = full.rpartition(":")[0]
-    sandbox = _sandbox(gym.sandbox_tier, Path(file).parent if file.endswith(".py") else None)
+    readable = (Path(file).parent,) if file.endswith(".py") else ()
+    sandbox = shared_sandbox(gym.sandbox_tier, readable, modules=(_HOST,))
     limits = ResourceLimits(
         cpu_seconds=24 * 3600,
         memory_bytes=int(gym.user_env_memory_gb * 1e9),
@@ -139,11 +139,6 @@ def isolated(name: str, gym: SkyRLGymConfig) -> IsolatedTask:
     task = IsolatedTask(full, sandbox, limits, gym.step_timeout_seconds, asks=None)
     names = _names_of(full, sandbox, limits, task.seconds)
     return task if names is None else evolve(task, asks=tuple(names["asks"]), taken=frozenset(names["taken"]))
-
-
-@cache
-def _sandbox(tier: Tier | Literal["auto"], readable: Path | None) -> Sandbox:
-    return Sandbox(tier, readable=[readable] if readable else (), modules=(_HOST,))
 
 
 @cache

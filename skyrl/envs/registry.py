@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from attrs import frozen
 
@@ -57,8 +57,7 @@ from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.envs.weighted_rewards import WeightedPart, WeightedRewards
 from skyrl.errors import TaskError
 from skyrl.processes.credentials import api_key
-from skyrl.sandbox.sandbox import Sandbox
-from skyrl.sandbox.tiers import Tier
+from skyrl.sandbox.sandbox import shared_sandbox
 from skyrl.tree.code_names import OF_PROGRAM
 from skyrl.tree.imports import import_object
 
@@ -69,16 +68,11 @@ MakeEnv = Callable[[Mapping[str, Any]], Env]
 """Factory: extras of a row -> a new environment."""
 
 
-@cache
-def _sandbox(tier: Tier | Literal["auto"], readable: Path | None = None) -> Sandbox:
-    return Sandbox(tier, readable=[readable] if readable else ())
-
-
 def _program_runner(gym: SkyRLGymConfig) -> RunsPrograms:
     """The sandbox that programs run in: a remote service, or one on this machine."""
     if gym.code_url:
         return RemoteSandbox(gym.code_url, api_key(CODE_TOKEN), gym.service_patience_seconds)
-    return _sandbox(gym.sandbox_tier)
+    return shared_sandbox(gym.sandbox_tier)
 
 
 def _math_comparison(gym: SkyRLGymConfig) -> Callable[[str, str], bool] | None:
@@ -110,9 +104,9 @@ _BUILT_IN: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
         extras, gym.reward_model, api_key(REWARD_TOKEN), gym.service_patience_seconds
     ),
     "search": lambda extras, gym: SearchEnv(extras, _retrieve(gym)),
-    "searchcode": lambda extras, gym: SearchCodeEnv(extras, _retrieve(gym), _sandbox(gym.sandbox_tier)),
+    "searchcode": lambda extras, gym: SearchCodeEnv(extras, _retrieve(gym), shared_sandbox(gym.sandbox_tier)),
     "text2sql": lambda extras, gym: Text2SQLEnv(
-        extras, gym.text2sql, _sandbox(gym.sandbox_tier, Path(gym.text2sql.db_path).expanduser().resolve())
+        extras, gym.text2sql, shared_sandbox(gym.sandbox_tier, (Path(gym.text2sql.db_path).expanduser().resolve(),))
     ),
 }
 """Makers of the built-in environments, whose facts are in `ENVIRONMENTS`."""

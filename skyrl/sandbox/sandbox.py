@@ -152,6 +152,14 @@ class Sandbox:
         self.client.close()
 
 
+@cache
+def shared_sandbox(
+    tier: Tier | Literal["auto"], readable: tuple[Path, ...] = (), modules: tuple[str, ...] = ()
+) -> Sandbox:
+    """The sandbox of this process with these settings."""
+    return Sandbox(tier, readable=readable, modules=modules)
+
+
 class ConfinedProcess:
     """A process, in a folder of its own, that runs until it is closed, with streams that its owner chooses.
 

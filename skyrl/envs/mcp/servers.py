@@ -15,7 +15,6 @@ import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from functools import cache, cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from attrs import frozen
@@ -26,7 +25,7 @@ from skyrl.errors import TaskError, UserError
 from skyrl.processes.credentials import api_key
 from skyrl.sandbox.commands import LocatedCommand, located_command
 from skyrl.sandbox.fork_client import Command
-from skyrl.sandbox.sandbox import ConfinedProcess, ResourceLimits, Sandbox
+from skyrl.sandbox.sandbox import ConfinedProcess, ResourceLimits, shared_sandbox
 from skyrl.sandbox.tiers import Tier
 from skyrl.tree import Secret
 
@@ -140,7 +139,7 @@ class McpServer:
             open_files=512,
         )
         started = Command(arguments=command.arguments, environment={**kept, **config.env})
-        return ConfinedProcess(_sandbox(self.tier, command.files), limits, streams, command=started)
+        return ConfinedProcess(shared_sandbox(self.tier, command.files), limits, streams, command=started)
 
 
 class ServerSession:
@@ -296,11 +295,6 @@ async def _run_with_deadline(seconds: float, work: Coroutine[Any, Any, T]) -> T:
 def shared_connection(server: McpServer) -> McpConnection:
     """The connection of all episodes of this process to a server."""
     return McpConnection(server)
-
-
-@cache
-def _sandbox(tier: Tier | Literal["auto"], readable: tuple[Path, ...]) -> Sandbox:
-    return Sandbox(tier, readable=readable)
 
 
 def text_of(result: CallToolResult) -> str:
