@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any, TypeVar, cast
 
 from attrs import evolve, field, frozen
@@ -81,7 +81,10 @@ class PromptTokens:
 
 
 class Policy:
-    """The policy as the endpoint's routes use it, on the endpoint's event loop."""
+    """The policy as the endpoint's routes use it, on the endpoint's event loop: for clients, or `of` a trajectory."""
+
+    trajectory: PlayedTrajectory | None = None
+    """The trajectory whose requests are answered; None: requests of clients."""
 
     def __init__(self, served: ServedPolicy, tokenizer: ChatTokenizer, generate: Generate) -> None:
         self.served = served
@@ -92,6 +95,16 @@ class Policy:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="endpoint-tokenizer")
         self._in_flight = 0
         self._stored = StoredResponses()
+        self.of_clients = self
+        """The same policy for requests of clients."""
+
+    def of(self, trajectory: PlayedTrajectory | None) -> Policy:
+        """The policy for requests of a trajectory, with the same tokenizer and engines."""
+        if trajectory is None:
+            return self.of_clients
+        policy = copy(self)  # whose answers in flight the trajectory counts
+        policy.trajectory = trajectory
+        return policy
 
     def close(self) -> None:
         """Stop the tokenizer's thread."""
@@ -107,22 +120,18 @@ class Policy:
         return name or self.served.names[0]
 
     def settings(
-        self,
-        body: Fields,
-        trajectory: PlayedTrajectory | None,
-        *,
-        lengths: tuple[str, ...],
-        stops: str = "stop",
-        shortest: int = 1,
+        self, body: Fields, *, lengths: tuple[str, ...], stops: str = "stop", shortest: int = 1
     ) -> RequestSampling:
         """Model and sampling settings of a request; `lengths`, `stops` and `shortest` as in `read_sampling`. Raises
         `RequestError`.
         """
-        model = self.refuse_other_models(body.text("model"))
-        ours = self.served.sampling if trajectory is None else trajectory.sampling
-        return read_sampling(
-            body, ours, model, fixed=trajectory is not None, lengths=lengths, stops=stops, shortest=shortest
-        )
+        model, fixed = self.refuse_other_models(body.text("model")), self.trajectory is not None
+        return read_sampling(body, self.sampling, model, fixed=fixed, lengths=lengths, stops=stops, shortest=shortest)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Sampling settings for fields that a request does not set."""
+        return self.served.sampling if self.trajectory is None else self.trajectory.sampling
 
     def ends_by(self, ids: Sequence[int]) -> bool:
         """Whether the end-of-sequence token is one of `ids`."""
@@ -145,10 +154,11 @@ class Policy:
         return next((stop for stop in stops if completion.text.endswith(stop)), None)
 
     @contextmanager
-    def admitted(self, samples: int, trajectory: PlayedTrajectory | None) -> Iterator[None]:
+    def admitted(self, samples: int) -> Iterator[None]:
         """Count the answers of a request while they are sampled. Raises `RequestError` beyond the bound: with 429 if
         the request may be sent again later, with 400 if it alone is beyond it.
         """
+        trajectory = self.trajectory
         if trajectory is not None:
             trajectory.begin(samples)
             trajectory.sampling_now += samples
@@ -170,38 +180,38 @@ class Policy:
             else:
                 self._in_flight -= samples
 
-    async def conversation(self, history: History, trajectory: PlayedTrajectory | None) -> PromptTokens:
+    async def conversation(self, history: History) -> PromptTokens:
         """The prompt of a conversation: the tokens of the recorded turn that it continues, then those of the new
         messages.
         """
-        continued = trajectory.conversations.continued(history) if trajectory else None
-        with _cut_off(trajectory):
+        continued = self.trajectory.conversations.continued(history) if self.trajectory else None
+        with _cut_off(self.trajectory):
             if continued is None:
                 return PromptTokens(ids=await self._run_in_thread(self._rendered, history), history=history)
             turn, new_messages = continued
             new = await self._run_in_thread(self._continuing, turn, new_messages, history)
         return PromptTokens(ids=(*turn.token_ids, *new), before=turn, history=history)
 
-    async def text(self, prompt: str, trajectory: PlayedTrajectory | None) -> PromptTokens:
+    async def text(self, prompt: str) -> PromptTokens:
         """The prompt of a text, after the recorded turn that it continues, if any."""
-        turn = trajectory.conversations.continued_text(prompt) if trajectory else None
+        turn = self.trajectory.conversations.continued_text(prompt) if self.trajectory else None
         earlier = "" if turn is None else turn.text or ""
-        with _cut_off(trajectory):
+        with _cut_off(self.trajectory):
             new = await self._run_in_thread(continued_tokens, self._tokenizer, earlier, prompt[len(earlier) :])
         return PromptTokens(ids=(*(turn.token_ids if turn else ()), *new), before=turn, text=prompt)
 
-    async def tokens(self, ids: tuple[int, ...], trajectory: PlayedTrajectory | None) -> PromptTokens:
+    async def tokens(self, ids: tuple[int, ...]) -> PromptTokens:
         """The prompt of token ids. Raises `RequestError` for an id that the model does not have."""
         if any(token >= len(self._tokenizer) for token in ids):
             raise RequestError(f"the prompt holds a token id above {len(self._tokenizer) - 1}", param="prompt")
-        return PromptTokens(ids=ids, before=trajectory.conversations.continued_ids(ids) if trajectory else None)
+        before = self.trajectory.conversations.continued_ids(ids) if self.trajectory else None
+        return PromptTokens(ids=ids, before=before)
 
     async def sample(
         self,
         prompt: PromptTokens,
         settings: RequestSampling,
         count: int,
-        trajectory: PlayedTrajectory | None,
         on_tokens: Callable[[NewTokens], None] | None = None,
         *,
         scores_prompt: bool = False,
@@ -211,16 +221,16 @@ class Policy:
         `scores_prompt`, they hold the probabilities of the prompt, and of so many likeliest tokens at each of its
         places. Raises `RequestError` for a prompt that is empty or fills the model's context.
         """
-        with _cut_off(trajectory):
+        with _cut_off(self.trajectory):
             sampling = self._fitting(prompt.ids, settings)
-        if trajectory is None:
+        if self.trajectory is None:
             # The same seed draws the same answers to the same prompt from the same weights.
             run_seed = secrets.randbits(62) if settings.seed is None else settings.seed
             key = SampleKey(run_seed=run_seed, weight_version=0, prompt_id="endpoint", sample_index=0, purpose="serve")
             keys = tuple(evolve(key, sample_index=number) for number in range(count))
         else:
-            trajectory.overruled.update(settings.overruled)
-            keys = trajectory.keys(prompt.ids, count)
+            self.trajectory.overruled.update(settings.overruled)
+            keys = self.trajectory.keys(prompt.ids, count)
         adapter = settings.model if settings.model in self.served.adapters else None
         try:
             return await self._generate(
@@ -238,23 +248,18 @@ class Policy:
         except RunError as error:
             raise RequestError(f"the engine gave no answer: {error}", status=503, code="engine_error") from error
 
-    def record(
-        self,
-        trajectory: PlayedTrajectory | None,
-        prompt: PromptTokens,
-        completion: Completion,
-        reply: Message | None = None,
-    ) -> None:
-        """Record an answer as a turn of its trajectory, if it has one."""
-        if trajectory is not None:
+    def record(self, prompt: PromptTokens, completion: Completion, reply: Message | None = None) -> None:
+        """Record an answer as a turn of the trajectory, if there is one."""
+        if self.trajectory is not None:
             text = None if prompt.text is None else prompt.text + completion.text
-            trajectory.conversations.record(
+            self.trajectory.conversations.record(
                 prompt.ids, completion, prompt.before, history=prompt.history, reply=reply, text=text
             )
 
-    def stored_responses(self, trajectory: PlayedTrajectory | None) -> StoredResponses:
+    @property
+    def stored(self) -> StoredResponses:
         """The responses that a request may continue: those of its trajectory, or those of all clients."""
-        return self._stored if trajectory is None else trajectory.stored
+        return self._stored if self.trajectory is None else self.trajectory.stored
 
     async def decoded(self, ids: Sequence[int]) -> list[str]:
         """The text of each token, decoded on its own; special tokens are included."""

@@ -27,7 +27,7 @@ from skyrl.processes.service_app import is_key, json_object, key_of, post_route,
 RETRY_SECONDS = 1
 """Seconds after which a refused client should try again."""
 
-Respond = Callable[[Fields, Policy, PlayedTrajectory | None], Awaitable[Reply]]
+Respond = Callable[[Fields, Policy], Awaitable[Reply]]
 
 
 def endpoint_app(
@@ -68,7 +68,7 @@ class _Answers:
         """A handler of the bodies of POST requests."""
 
         async def respond(request: Request, body: bytes) -> Response:
-            reply = await answer(Fields(json_object(body)), self._policy, self._trajectory_of(request))
+            reply = await answer(Fields(json_object(body)), self._policy.of(self._trajectory_of(request)))
             if reply.events is None:
                 return JSONResponse(reply.body)
             first = await anext(reply.events)  # an error before it is answered with a status code
@@ -105,7 +105,7 @@ class _Answers:
 
     async def to_stored_response(self, request: Request) -> Response:
         """A response that a request may continue."""
-        stored = self._policy.stored_responses(self._trajectory_of(request))
+        stored = self._policy.of(self._trajectory_of(request)).stored
         return JSONResponse(stored.response(request.path_params["number"]))
 
     def admit(self, request: Request) -> None:

@@ -21,7 +21,6 @@ from skyrl.endpoint.live import LiveTokens
 from skyrl.endpoint.policy import MOST_ANSWERS, Policy
 from skyrl.endpoint.reply import Event, Events, Json, Reply
 from skyrl.endpoint.request_sampling import RequestSampling, read_sampling
-from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.inference.engine import Completion
 
 _Sample = Callable[[LiveTokens], Awaitable[tuple[Completion, ...]]]
@@ -30,14 +29,14 @@ _Sample = Callable[[LiveTokens], Awaitable[tuple[Completion, ...]]]
 _BOOKKEEPING = ("cache_salt", "priority", "request_id", "kv_transfer_params")
 
 
-async def generate(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
+async def generate(body: Fields, policy: Policy) -> Reply:
     """Answer one request. Raises `RequestError`."""
     model = policy.refuse_other_models(body.text("model"))
     body.refuse("features", "the engines read tokens alone", harmless=({},))
     body.ignore(*_BOOKKEEPING)
     fields = Fields(body.mapping("sampling_params"))
-    ours = policy.served.sampling if trajectory is None else trajectory.sampling
-    settings = read_sampling(fields, ours, model, fixed=trajectory is not None, lengths=("max_tokens",))
+    fixed = policy.trajectory is not None
+    settings = read_sampling(fields, policy.sampling, model, fixed=fixed, lengths=("max_tokens",))
     count = fields.integer("n", 1, least=1, most=MOST_ANSWERS)
     fields.refuse("logprobs", "the engines return log-probabilities of sampled tokens only", harmless=(0, 1))
     if not policy.ends_by(settings.sampling.stop_token_ids or ()):
@@ -53,12 +52,12 @@ async def generate(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     body.finish()
 
     async def sample(live: LiveTokens | None = None) -> tuple[Completion, ...]:
-        with policy.admitted(count, trajectory):
-            prompt = await policy.tokens(ids, trajectory)
+        with policy.admitted(count):
+            prompt = await policy.tokens(ids)
             listener = None if live is None else live.listener()
-            completions = await policy.sample(prompt, settings, count, trajectory, listener)
+            completions = await policy.sample(prompt, settings, count, listener)
             for completion in completions:
-                policy.record(trajectory, prompt, completion)
+                policy.record(prompt, completion)
         return completions
 
     if stream:

@@ -23,7 +23,6 @@ from skyrl.endpoint.messages import SampledMessage, call_message, may_call_tools
 from skyrl.endpoint.policy import Policy
 from skyrl.endpoint.reply import Event, Events, Json, Reply, now
 from skyrl.endpoint.request_sampling import RequestSampling
-from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
 
 _BOOKKEEPING = (
@@ -55,22 +54,16 @@ class _ResponsesRequest:
     """Fields of the request that are repeated in the response."""
 
 
-async def responses(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
+async def responses(body: Fields, policy: Policy) -> Reply:
     """Answer one request. Raises `RequestError`."""
-    request = _parse_request(body, policy, trajectory)
+    request = _parse_request(body, policy)
     if request.stream:
-        return Reply(events=_events(request, policy, trajectory))
-    result = await sample_messages(request.history, request.settings, 1, policy, trajectory)
-    return Reply(_response(request, result, _items(result.messages[0]), policy, trajectory))
+        return Reply(events=_events(request, policy))
+    result = await sample_messages(request.history, request.settings, 1, policy)
+    return Reply(_response(request, result, _items(result.messages[0]), policy))
 
 
-def _response(
-    request: _ResponsesRequest,
-    result: SampledMessages,
-    output: Sequence[Json],
-    policy: Policy,
-    trajectory: PlayedTrajectory | None,
-) -> Json:
+def _response(request: _ResponsesRequest, result: SampledMessages, output: Sequence[Json], policy: Policy) -> Json:
     """The whole response, which is stored if the request did not refuse that."""
     (answer,) = result.messages
     sampled = len(answer.completion.token_ids)
@@ -86,15 +79,15 @@ def _response(
     head = _head(request, "incomplete" if is_cut else "completed")
     response = head | {"output": output, "incomplete_details": details, "usage": usage}
     if request.store:
-        policy.stored_responses(trajectory).keep(response, History((*request.carried, answer.message)))
+        policy.stored.keep(response, History((*request.carried, answer.message)))
     return response
 
 
-def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _ResponsesRequest:
-    settings = policy.settings(body, trajectory, lengths=("max_output_tokens",))
+def _parse_request(body: Fields, policy: Policy) -> _ResponsesRequest:
+    settings = policy.settings(body, lengths=("max_output_tokens",))
     _refuse(body)
     instructions, before = body.text("instructions"), body.text("previous_response_id")
-    earlier = policy.stored_responses(trajectory).history(before).messages if before is not None else ()
+    earlier = policy.stored.history(before).messages if before is not None else ()
     carried = (*earlier, *_messages(body.value("input")))
     first: tuple[Message, ...] = () if instructions is None else ({"role": "system", "content": instructions},)
     choice = body.value("tool_choice", "auto")
@@ -217,10 +210,10 @@ def _items(answer: SampledMessage, number: str | None = None) -> list[dict[str, 
     return items
 
 
-async def _events(request: _ResponsesRequest, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
+async def _events(request: _ResponsesRequest, policy: Policy) -> Events:
     """Events of a stream: text as it is sampled, and calls when the answer is complete."""
     live = LiveAnswers(policy, request.settings.sampling.stop or (), tools=bool(request.history.tools))
-    sampling = sample_messages(request.history, request.settings, 1, policy, trajectory, live)
+    sampling = sample_messages(request.history, request.settings, 1, policy, live)
     answering = asyncio.ensure_future(sampling)
     numbers, number, started = count(), f"msg_{secrets.token_hex(12)}", False
 
@@ -237,7 +230,7 @@ async def _events(request: _ResponsesRequest, policy: Policy, trajectory: Played
             yield event("response.output_text.delta", **where, delta=piece, logprobs=[])
     result = answering.result()
     items = _items(result.messages[0], number)
-    response = _response(request, result, items, policy, trajectory)
+    response = _response(request, result, items, policy)
     if not started:
         for opening in _begin(event, request):
             yield opening
