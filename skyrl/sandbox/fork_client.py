@@ -72,6 +72,19 @@ class ForkClient:
         self._expect()
         return self._folder
 
+    def take(self, memory_bytes: int) -> tuple[str, MemoryGroup | None]:
+        """A folder and a control group for one process, to be given back. In namespaces the folder is a mount point
+        for memory, the same for all, otherwise a new one on disk.
+        """
+        folder = self.folder if has_namespaces(self._tier) else tempfile.mkdtemp(dir=self.folder)
+        return folder, self.groups.take(memory_bytes)
+
+    def give_back(self, folder: str, group: MemoryGroup | None) -> None:
+        """Take back the folder and the group of a process that has ended completely."""
+        self.groups.give_back(group)
+        if not has_namespaces(self._tier):
+            remove_tree(folder)
+
     def fork(
         self,
         module: str,
