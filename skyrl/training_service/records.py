@@ -149,8 +149,14 @@ class ServiceRecords:
         if request.prompt_logprobs or count <= 0:
             return
         self._kept[source] = (step, kept + count)
+
+        def write() -> None:
+            with _report_failures():
+                self._file.touch(mode=0o600)
+                self._samples.extend(sample_lines(source, step, number, request, result, self._decode)[:count])
+
         with _report_failures():
-            self._writer.submit(lambda: self._write(source, step, number, request, result, count))
+            self._writer.submit(write)
 
     def close(self) -> None:
         """Write everything that is pending, and close all trackers."""
@@ -158,13 +164,6 @@ class ServiceRecords:
             self.close_model(model_id)
         self._closing.shutdown()
         self._writer.close()
-
-    def _write(
-        self, source: str, step: int, number: int, request: SampleRequest, result: SampleResult, count: int
-    ) -> None:
-        with _report_failures():
-            self._file.touch(mode=0o600)
-            self._samples.extend(sample_lines(source, step, number, request, result, self._decode)[:count])
 
 
 def sample_lines(
