@@ -27,18 +27,15 @@ _MOST = 32 << 20
 
 
 class IsolatedEnv(SampleAwareEnv):
-    """Forwards calls to the environment `name`, which runs in another process."""
+    """Forwards calls to the environment of a task, which runs in another process."""
 
-    def __init__(
-        self, extras: Mapping[str, Any], name: str, sandbox: Sandbox, limits: ResourceLimits, seconds: float | None
-    ) -> None:
-        """`seconds` is the deadline of each call, after which the process is ended."""
+    def __init__(self, extras: Mapping[str, Any], task: IsolatedTask) -> None:
         super().__init__(extras)
-        self._seconds = seconds
+        self._seconds = task.seconds
         self._calling, self._ended = Lock(), False
-        self._worker = Worker(sandbox, _HOST, limits)
+        self._worker = Worker(task.sandbox, _HOST, task.limits)
         try:
-            self._ask("make", {"name": name, "extras": dict(extras)})
+            self._ask("make", {"name": task.name, "extras": dict(extras)})
         except BaseException:
             self._worker.close()
             raise
@@ -107,7 +104,9 @@ class IsolatedTask:
     sandbox: Sandbox
     limits: ResourceLimits
     seconds: float | None
-    asks: tuple[str, ...] | None
+    """Deadline of each call, after which the process is ended."""
+
+    asks: tuple[str, ...] | None = None
     """Names of the row values that a reward function requires; None if the import path names an environment."""
 
     taken: frozenset[str] = frozenset()
@@ -119,7 +118,7 @@ class IsolatedTask:
         return self.asks is not None
 
     def __call__(self, extras: Mapping[str, Any]) -> Env:
-        return IsolatedEnv(extras, self.name, self.sandbox, self.limits, self.seconds)
+        return IsolatedEnv(extras, self)
 
 
 def isolated(name: str, gym: SkyRLGymConfig) -> IsolatedTask:
@@ -136,26 +135,20 @@ def isolated(name: str, gym: SkyRLGymConfig) -> IsolatedTask:
         open_files=512,
         output_bytes=_MOST,
     )
-    task = IsolatedTask(full, sandbox, limits, gym.step_timeout_seconds, asks=None)
-    names = _names_of(full, sandbox, limits, task.seconds)
-    return task if names is None else evolve(task, asks=tuple(names["asks"]), taken=frozenset(names["taken"]))
+    return _with_names(IsolatedTask(full, sandbox, limits, gym.step_timeout_seconds))
 
 
 @cache
-def _names_of(
-    name: str, sandbox: Sandbox, limits: ResourceLimits, seconds: float | None
-) -> Mapping[str, Sequence[str]] | None:
-    """Names of the row values that the reward function requires (`asks`) and is not given (`taken`); None for an
-    environment. Raises `TaskError` if the name cannot be found.
-    """
-    worker = Worker(sandbox, _HOST, limits)
+def _with_names(task: IsolatedTask) -> IsolatedTask:
+    """The task with the row values of its reward function. Raises `TaskError` if its name cannot be found."""
+    worker = Worker(task.sandbox, _HOST, task.limits)
     try:
-        answer = worker.ask({"call": "find", "given": name}, seconds)
+        answer = worker.ask({"call": "find", "given": task.name}, task.seconds)
     except WorkerEnded as error:
-        raise TaskError(f"the process that was to import {name} {error}") from error
+        raise TaskError(f"the process that was to import {task.name} {error}") from error
     finally:
         worker.close()
     if "raised" in answer:
         raise TaskError(str(answer["raised"]).removeprefix("TaskError: "))
-    names: Mapping[str, Sequence[str]] | None = answer["gave"]
-    return names
+    names: Mapping[str, Sequence[str]] | None = answer["gave"]  # None for an environment
+    return task if names is None else evolve(task, asks=tuple(names["asks"]), taken=frozenset(names["taken"]))

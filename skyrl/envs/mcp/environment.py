@@ -57,7 +57,7 @@ class McpTask:
         return sha256(json.dumps(schemas, sort_keys=True).encode()).hexdigest()
 
     def __call__(self, extras: Mapping[str, Any]) -> Env:
-        return McpEnv(extras, self.reward(extras), self.offered(), self.settings.max_result_characters)
+        return McpEnv(extras, self)
 
 
 class McpEnv(ToolEnv, SampleAwareEnv):
@@ -65,14 +65,12 @@ class McpEnv(ToolEnv, SampleAwareEnv):
     alone. Its metrics count calls, failed calls, and servers that were lost.
     """
 
-    def __init__(
-        self, extras: Mapping[str, Any], reward: Env, offered: tuple[ServerTools, ...], shown_characters: int
-    ) -> None:
+    def __init__(self, extras: Mapping[str, Any], task: McpTask) -> None:
         super().__init__(extras)
-        self._reward, self.shown_characters = reward, shown_characters
+        self._reward, self.shown_characters = task.reward(extras), task.settings.max_result_characters
         self._episode_connections: list[McpConnection] = []
         self._counts["servers_lost"] = 0.0
-        self.tools = [tool for item in offered for tool in self._connected(item)]
+        self.tools = [tool for item in task.offered() for tool in self._connected(item)]
 
     def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
         return awaited(self._reward.init(prompt))
