@@ -181,6 +181,7 @@ def prometheus_text(status: ServiceStatus) -> str:
     """All numbers of a status in Prometheus' text format. They name no client and no model, as every client may read
     them.
     """
+    finished = {f'{{kind="{kind}"}}': count for kind, count in sorted(status.finished.items())}
     metrics = {
         "models": ("gauge", "Models that are loaded.", len(status.models)),
         "clients": ("gauge", "Clients with an open session.", len(status.clients)),
@@ -191,10 +192,7 @@ def prometheus_text(status: ServiceStatus) -> str:
         "requests_waiting": ("gauge", "Requests of models that are not finished.", status.requests_waiting),
         "tokens_in_flight": ("gauge", "Tokens in unfinished requests.", sum(item.tokens for item in status.clients)),
         "checkpoint_bytes": ("gauge", "Bytes of checkpoints.", sum(item.checkpoint_bytes for item in status.clients)),
-        "requests_total": (
-            *("counter", "Finished requests by kind, since the start of the service."),
-            {f'{{kind="{kind}"}}': count for kind, count in sorted(status.finished.items())},
-        ),
+        "requests_total": ("counter", "Finished requests by kind, since the start of the service.", finished),
         "tokens_total": ("counter", "Tokens of finished requests, since the start of the service.", status.tokens),
     }
     lines: list[str] = []
