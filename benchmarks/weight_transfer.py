@@ -1,4 +1,4 @@
-"""The cost of weight transfer by gloo, disk and delta, by engines and by size. Prints one JSON line.
+"""The cost of weight transfer by gloo, shared memory, disk and delta, by engines and by size. Prints one JSON line.
 
     python benchmarks/weight_transfer.py [--models 3M 69M] [--engines 1 2 4] [--rounds 5]
 
@@ -7,8 +7,9 @@ machine and copy what they receive into a model, its digests verified. `delta` s
 changed: all of them, or the last layers, half of the weights or a tenth, as where the others are frozen. Each round
 goes through all ways in turn; figures are medians.
 
-- `seconds_of_gloo`: of the transfer that the others are compared with.
-- `disk`, `delta_100`, `delta_50`, `delta_10`: seconds over those of gloo.
+- `seconds_of_gloo`: of the transfer that the others are compared with; its bytes travel as between machines.
+- `memory`, `disk`, `delta_100`, `delta_50`, `delta_10`: seconds over those of gloo.
+- `memory_cpu`: CPU-seconds of learner and engines with shared memory, over those with gloo.
 - `written_100`, ...: bytes that the delta wrote, over those of all weights.
 """
 
@@ -21,15 +22,19 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
+import psutil
 import torch
 from torch import Tensor
 
 from skyrl.learners.ranks import Rendezvous
+from skyrl.weight_receiver.transfer_group import MemoryOffer
 from skyrl.weight_sync.transports import (
     BroadcastTransport,
     DeltaTransport,
@@ -127,18 +132,29 @@ async def seconds(transport: WeightTransport, learner: Any, engines: Any) -> flo
     return time.perf_counter() - started
 
 
+def cpu_seconds() -> float:
+    """CPU-seconds so far of this process and its engines."""
+    processes = [psutil.Process(), *psutil.Process().children()]
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
 async def compared(model: str, count: int, rounds: int, folder: Path) -> dict[str, float]:
     """Ratios for one model and so many engines."""
     learner, engines = Learner(model), Engines(count)
     with Rendezvous(timeout=PATIENCE) as rendezvous:
-        gloo = BroadcastTransport(TransferRendezvous(*rendezvous.address, timeout=PATIENCE), dtype=DTYPE)
+        broadcast = BroadcastTransport(TransferRendezvous(*rendezvous.address, timeout=PATIENCE), dtype=DTYPE)
         disk, delta = FolderTransport(folder, dtype=DTYPE), DeltaTransport(folder, dtype=DTYPE)
-        for transport in (gloo, disk, delta):
+        for transport in (broadcast, disk, delta):
             await seconds(transport, learner, engines)
         took: dict[str, list[float]] = {}
         written: dict[str, list[float]] = {}
+        cpu = dict.fromkeys(("gloo", "memory"), 0.0)
         for _ in range(rounds):
-            took.setdefault("gloo", []).append(await seconds(gloo, learner, engines))
+            for way in cpu:
+                began = cpu_seconds()
+                with patch.object(MemoryOffer, "__enter__", lambda offer: offer) if way == "gloo" else nullcontext():
+                    took.setdefault(way, []).append(await seconds(broadcast, learner, engines))
+                cpu[way] += cpu_seconds() - began
             took.setdefault("disk", []).append(await seconds(disk, learner, engines))
             for percent in SHARES:
                 learner.change(percent)
@@ -151,6 +167,7 @@ async def compared(model: str, count: int, rounds: int, folder: Path) -> dict[st
     return {
         "seconds_of_gloo": round(of_gloo, 4),
         **{name: round(median(values) / of_gloo, 2) for name, values in took.items()},
+        "memory_cpu": round(cpu["memory"] / cpu["gloo"], 2),
         **{name: round(median(values), 2) for name, values in written.items()},
     }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from skyrl.envs import EnvStep
 from skyrl.envs.tool_groups import python_tool
-from skyrl.envs.tools import Tool, ToolEnv
+from skyrl.envs.tools import ToolEnv
 from skyrl.sandbox.sandbox import Sandbox
 
 SANDBOX = Sandbox()
@@ -18,7 +18,7 @@ class ShopEnv(ToolEnv):
 
     def __init__(self, extras: Mapping[str, Any]) -> None:
         super().__init__(extras)
-        self.tools = (Tool.from_function(self.price), python_tool(SANDBOX))
+        self.tools = (self.price, python_tool(SANDBOX))
 
     def price(self, item: str) -> int:
         """The price of one piece.

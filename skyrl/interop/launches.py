@@ -13,11 +13,11 @@ from itertools import pairwise
 from attrs import evolve, frozen
 
 from skyrl.errors import ConfigError, Problem
+from skyrl.interop import not_converted
 from skyrl.interop.report import Conversion, Line
 from skyrl.interop.shell.scripts import Script, ScriptCommand, read_script
 from skyrl.interop.shell.unknown import as_argument, is_known, shown
 
-_TITLE = "Nothing was converted"
 _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _MODULE = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_]\w*)*")
 _SCRIPT = re.compile(r".*\.(?:sh|bash|sbatch|slurm)")
@@ -108,7 +108,16 @@ class RunCommand:
 
     def without(self, words: Sequence[str]) -> RunCommand:
         """The launch with a line of the report for each word that is not read."""
-        return evolve(self, unread=(*self.unread, *map(self._unread, words)))
+        unknown = "only a shell can evaluate it: write its words out"
+        lines = (
+            Line(
+                outcome="refused",
+                source=shown(word) or "''",
+                reason=f"line {self.line}: {'no setting, so it was not read' if is_known(word) else unknown}",
+            )
+            for word in words
+        )
+        return evolve(self, unread=(*self.unread, *lines))
 
     def option(self, *names: str) -> tuple[str, RunCommand]:
         """The value of an option, `--name value` or `--name=value`, and the launch without it; empty if not given."""
@@ -121,53 +130,49 @@ class RunCommand:
             return as_argument(value), evolve(self, words=self.words[:at] + self.words[end:])
         return "", self
 
-    def _unread(self, word: str) -> Line:
-        reason = (
-            "no setting, so it was not read" if is_known(word) else "only a shell can evaluate it: write its words out"
-        )
-        return Line(outcome="refused", source=shown(word) or "''", reason=f"line {self.line}: {reason}")
-
     def finished(self, conversion: Conversion) -> Conversion:
         """The conversion of this command, which tells what was assumed and what was not read."""
+        notice = ""
+        if self.known is None:
+            notice = (
+                f"{self.program or 'The command'} (line {self.line}) is not a known program of {self.system}: the "
+                "settings were converted as for its usual trainer; what this program's own code changes is not in the "
+                "result."
+            )
         return evolve(
             conversion,
             lines=(*conversion.lines, *self.unread, *self.lost),
-            notice="\n".join(filter(None, (self._notice(), conversion.notice))),
+            notice="\n".join(filter(None, (notice, conversion.notice))),
             remarks=(*conversion.remarks, *_remarks(self)),
         )
 
-    def _notice(self) -> str:
-        if self.known is not None:
-            return ""
-        return (
-            f"{self.program or 'The command'} (line {self.line}) is not a known program of {self.system}: the settings "
-            "were converted as for its usual trainer; what this program's own code changes is not in the result."
-        )
 
-
-def launch_of(text: str, where: str, system: PeerPrograms, number: int | None = None) -> RunCommand:
+def launch_of(text: str, where: str, system: PeerPrograms, number: int | None) -> RunCommand:
     """The command of a script that starts a run; `number` chooses among several, from 1. Raises `ConfigError` if there
     is none, if there are several and none is chosen, and for a program that cannot be converted.
     """
     script = read_script(text, where)
-    launches = _distinct([launch for command in script.commands if (launch := _launch(command, script, system))])
+    distinct: dict[tuple[str, tuple[str, ...]], RunCommand] = {}  # the first of those with the same program and words
+    for command in script.commands:
+        if launched := _launch(command, script, system):
+            distinct.setdefault((launched.program, (*launched.before, "", *launched.words)), launched)
+    launches = [*distinct.values()]
     runs = [launch for launch in launches if launch.known is None or not launch.known.aside]
     if not runs:
-        raise ConfigError([_no_command_problem(script, launches, where, system)], title=_TITLE)
+        raise _no_command(script, launches, where, system)
     if number is None and len(runs) > 1:
-        message = f"starts {len(runs)} different runs: choose one with --command N"
-        rows = [
+        choices = tuple(
             Problem(path=f"--command {at}", message=f"line {run.line}: {_briefly(run, runs)}")
             for at, run in enumerate(runs[:_MOST_ROWS], 1)
-        ]
-        raise ConfigError([Problem(path=where, message=message), *rows], title=_TITLE)
+        )
+        raise not_converted(where, f"starts {len(runs)} different runs: choose one with --command N", choices=choices)
     if number is not None and not 1 <= number <= len(runs):
-        message = f"starts {len(runs)} run{'s' if len(runs) > 1 else ''}, so there is no --command {number}"
-        raise ConfigError([Problem(path=where, message=message)], title=_TITLE)
+        raise not_converted(
+            where, f"starts {len(runs)} run{'s' if len(runs) > 1 else ''}, so there is no --command {number}"
+        )
     launch = runs[(number or 1) - 1]
     if launch.known is not None and launch.known.refused:
-        message = f"line {launch.line} starts {launch.program}: {launch.known.refused}"
-        raise ConfigError([Problem(path=where, message=message)], title=_TITLE)
+        raise not_converted(where, f"line {launch.line} starts {launch.program}: {launch.known.refused}")
     return launch
 
 
@@ -176,17 +181,12 @@ def reads_images(model: str) -> bool:
     return re.search(r"(?i)[-_]vl\b|[-_]vl[-_]|vision|llava", model) is not None
 
 
-def known_program(program: str, programs: Mapping[str, ProgramFacts]) -> ProgramFacts | None:
-    """The entry of a program in a table; None if there is none."""
-    names = [name for name in programs if f".{program}".endswith(f".{name}")]
-    return programs[max(names, key=len)] if names else None
-
-
 def _launch(command: ScriptCommand, script: Script, system: PeerPrograms) -> RunCommand | None:
     words = command.texts
     start, program = _program(words, system)
     arguments = command.words[start:]
-    known = known_program(program, system.programs)
+    names = [name for name in system.programs if f".{program}".endswith(f".{name}")]
+    known = system.programs[max(names, key=len)] if names else None
     if system.is_setting(words[0]) or (
         known is None and (_SCRIPT.fullmatch(program) or not any(map(system.is_setting, map(shown, arguments))))
     ):
@@ -199,15 +199,17 @@ def _launch(command: ScriptCommand, script: Script, system: PeerPrograms) -> Run
         line=command.line,
         is_certain=command.is_certain,
         script=script,
-        lost=tuple(_separate_command_line(item) for item in script.commands if system.is_setting(item.texts[0])),
+        lost=tuple(
+            Line(
+                outcome="refused",
+                source=item.texts[0].partition("=")[0],
+                reason=f"line {item.line}: no backslash ends the line before it, so Bash passes it to no program",
+            )
+            for item in script.commands
+            if system.is_setting(item.texts[0])  # which begins a command of its own
+        ),
         system=system.name,
     )
-
-
-def _separate_command_line(command: ScriptCommand) -> Line:
-    """The report line of a setting that begins a command of its own."""
-    reason = f"line {command.line}: no backslash ends the line before it, so Bash passes it to no program"
-    return Line(outcome="refused", source=command.texts[0].partition("=")[0], reason=reason)
 
 
 def _program(words: Sequence[str], system: PeerPrograms) -> tuple[int, str]:
@@ -219,10 +221,10 @@ def _program(words: Sequence[str], system: PeerPrograms) -> tuple[int, str]:
             return at + 2, following
         if word.rpartition("/")[2] in system.commands and following and not following.startswith("-"):
             return at + 2, f"{word.rpartition('/')[2]} {following}"
-        if word.endswith(".py") or _SCRIPT.fullmatch(word):
-            return at + 1, re.sub(r"^[./]+", "", word.removesuffix(".py")).replace("/", ".") if word.endswith(
-                ".py"
-            ) else word
+        if word.endswith(".py"):
+            return at + 1, re.sub(r"^[./]+", "", word.removesuffix(".py")).replace("/", ".")
+        if _SCRIPT.fullmatch(word):
+            return at + 1, word
     for at, word in enumerate(words):
         if re.fullmatch(r"(.*/)?python[\d.]*", word):
             start = at + 1
@@ -233,14 +235,6 @@ def _program(words: Sequence[str], system: PeerPrograms) -> tuple[int, str]:
     return 1, words[0]
 
 
-def _distinct(launches: Sequence[RunCommand]) -> list[RunCommand]:
-    """The launches without those that repeat another: the same program with the same words."""
-    unique: dict[tuple[str, tuple[str, ...]], RunCommand] = {}
-    for launch in launches:
-        unique.setdefault((launch.program, (*launch.before, "", *launch.words)), launch)
-    return list(unique.values())
-
-
 def _briefly(launch: RunCommand, others: Sequence[RunCommand]) -> str:
     """The program and the words that not all of the others have."""
     summary = " ".join(
@@ -249,24 +243,26 @@ def _briefly(launch: RunCommand, others: Sequence[RunCommand]) -> str:
     return summary if len(summary) <= 100 else summary[:97] + "..."
 
 
-def _no_command_problem(script: Script, launches: Sequence[RunCommand], where: str, system: PeerPrograms) -> Problem:
+def _no_command(script: Script, launches: Sequence[RunCommand], where: str, system: PeerPrograms) -> ConfigError:
     """Why a script has no command to convert."""
-    for first in launches:
+    if launches:
+        first = launches[0]
         description = first.known.aside if first.known else ""
-        return Problem(path=where, message=f"line {first.line} starts {first.program}: {description}")
+        return not_converted(where, f"line {first.line} starts {first.program}: {description}")
     started = [(command.line, word) for command in script.commands for word in command.texts if _SCRIPT.fullmatch(word)]
     started += list(script.sourced)
     named = "; ".join(dict.fromkeys(f"line {line} starts {word}" for line, word in started[:_MOST_ROWS]))
     message = f"starts no program that trains with {system.name}"
     if named:
-        return Problem(path=where, message=f"{message}: {named}", hint="convert that script")
+        return not_converted(where, f"{message}: {named}", "convert that script")
     if script.ends:
-        hint = "write the command that it would start into a script of its own, and convert that"
         message += f": called without arguments, it ends in line {script.ends}"
-        return Problem(path=where, message=message, hint=hint)
+        return not_converted(
+            where, message, "write the command that it would start into a script of its own, and convert that"
+        )
     names = dict.fromkeys(command.texts[0] for command in script.commands)
     hint = "it starts: " + ", ".join([*names][:_MOST_ROWS]) if names else "it starts no program at all"
-    return Problem(path=where, message=message, hint=hint)
+    return not_converted(where, message, hint)
 
 
 def _remarks(launch: RunCommand) -> list[str]:
@@ -274,10 +270,9 @@ def _remarks(launch: RunCommand) -> list[str]:
     script, remarks = launch.script, []
     if script.assumed:
         names = [f"{name} ({becomes})" if becomes else name for name, becomes in script.assumed]
+        listed = ", ".join(names)
         remarks.append(
-            "Variables that the script takes from outside, assumed to be unset (and what follows): "
-            + ", ".join(names)
-            + "."
+            f"Variables that the script takes from outside, assumed to be unset (and what follows): {listed}."
         )
     if script.undecided:
         rows = [f"line {line}: {text}" for line, text in script.undecided[:_MOST_ROWS]]

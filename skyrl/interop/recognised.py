@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from skyrl.config.loading.recognition import is_prime_rl, refuse_other_sources, refuse_other_tables
-from skyrl.errors import ConfigError, Problem
+from skyrl.interop import not_converted
 from skyrl.interop.peer_trees import settings_by_system
-from skyrl.interop.values import flat, is_script, text_of
-from skyrl.tree.files import read_file
+from skyrl.interop.values import flat, is_script
+from skyrl.tree.files import read_file, read_text
 
 NAMES = {"areal": "AReaL", "prime-rl": "prime-rl", "skyrl": "SkyRL", "trl": "TRL", "verl": "verl"}
 """Name of a system in `skyrl config convert --from` -> its own name."""
@@ -19,28 +19,25 @@ def recognised_system(name: str) -> str:
     that it mentions. Raises `ConfigError` if there is none.
     """
     refuse_other_sources(name, of=None)
-    if not is_script(name) and is_prime_rl(read_file(name)[-1].value):
+    tables = None if is_script(name) else read_file(name)[-1].value
+    if is_prime_rl(tables):
         return "prime-rl"
-    keys = _settings_of(name)
+    refuse_other_tables(name, tables, of=None)
+    if is_script(name):
+        keys = set(filter(None, map(_setting_in, read_text(name).split())))
+    else:
+        keys = {key for key, _ in flat(tables)} if isinstance(tables, dict) else set()
     known = {system: len(keys & settings) for system, settings in settings_by_system().items()}
     most = max(known.values())
     systems = [system for system, count in known.items() if count == most > 0]
     if not keys and is_script(name):
-        systems = [system for system in NAMES if re.search(rf"(?i)\b{system}", text_of(name))]
+        systems = [system for system in NAMES if re.search(rf"(?i)\b{system}", read_text(name))]
     if len(systems) == 1:
         return systems[0]
     of = " or ".join(NAMES[system] for system in sorted(systems))
     message = f"may be of {of}" if systems else f"is not recognised as a file of {', '.join(NAMES.values())}"
     hint = f"name the system with --from ({', '.join(sorted(systems) or NAMES)})"
-    raise ConfigError([Problem(path=name, message=message, hint=hint)], title="Nothing was converted")
-
-
-def _settings_of(name: str) -> set[str]:
-    if is_script(name):
-        return set(filter(None, map(_setting_in, text_of(name).split())))
-    tables = read_file(name)[-1].value
-    refuse_other_tables(name, tables, of=None)
-    return {key for key, _ in flat(tables)} if isinstance(tables, dict) else set()
+    raise not_converted(name, message, hint)
 
 
 def _setting_in(word: str) -> str:

@@ -154,36 +154,28 @@ class Conversion:
     def in_result(self) -> str:
         """The share of settings that have their effect, in one sentence."""
         asking = sum(line.outcome != "needless" for line in self.lines)
-        return f"Of the {asking} settings that need a counterpart, {_percent(self.share)} are in the result."
+        percent = int(self.share * 1000) / 10  # rounded down, so that 100 % means all
+        return f"Of the {asking} settings that need a counterpart, {percent:g} % are in the result."
 
     def report(self) -> str:
         """The report as text: all settings that were not simply kept, grouped by outcome."""
         parts = [*([self.notice, ""] if self.notice else []), self.headline(), self.in_result()]
-        for outcome, head in _HEADS.items():
-            rows = [line for line in self.lines if line.outcome == outcome]
-            if rows and outcome != "kept":
-                parts += ["", f"{head}:", *(f"  {_row(line)}" for line in rows)]
-        if self.defaults:
-            head = f"not in the file, written with the original system's defaults ({len(self.defaults)}):"
-            parts += [
-                "",
-                head,
-                *(
-                    f"  {line.source} = {display_value(line.value)}  ->  {', '.join(line.targets)}"
-                    for line in self.defaults
-                ),
-            ]
-        if self.other_defaults:
-            head = f"not in the file, with a different default here ({len(self.other_defaults)}):"
-            parts += [
-                "",
-                head,
-                *(
-                    f"  {row.source} = {display_value(row.source_default)} there; "
-                    f"here {row.path} = {display_value(row.skyrl_default)}"
-                    for row in self.other_defaults
-                ),
-            ]
+        sections = {
+            head: [_row(line) for line in self.lines if line.outcome == outcome]
+            for outcome, head in _HEADS.items()
+            if outcome != "kept"
+        }
+        sections[f"not in the file, written with the original system's defaults ({len(self.defaults)})"] = [
+            f"{line.source} = {display_value(line.value)}  ->  {', '.join(line.targets)}" for line in self.defaults
+        ]
+        sections[f"not in the file, with a different default here ({len(self.other_defaults)})"] = [
+            f"{row.source} = {display_value(row.source_default)} there; "
+            f"here {row.path} = {display_value(row.skyrl_default)}"
+            for row in self.other_defaults
+        ]
+        for head, rows in sections.items():
+            if rows:
+                parts += ["", f"{head}:", *(f"  {row}" for row in rows)]
         parts += [line for remark in self.remarks for line in ("", remark)]
         return "\n".join(parts)
 
@@ -191,11 +183,6 @@ class Conversion:
         """Comment lines for the top of the converted file: the settings that it lacks."""
         rows = [f"#   {_row(line)}" for line in self.refused]
         return "\n".join(["# Refused by the conversion:", *rows, ""]) if rows else ""
-
-
-def _percent(share: float) -> str:
-    """A share in percent, rounded down so that 100 % means all."""
-    return f"{int(share * 1000) / 10:g} %"
 
 
 def _row(line: Line) -> str:

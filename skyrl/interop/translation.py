@@ -5,11 +5,15 @@ Tables of entries map settings to paths and functions; `systems.py` converts who
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from attrs import evolve, field, frozen
+
+from skyrl.tree.files import stored_text
 
 ALGORITHM = "trainer.algorithm."
 OPTIMIZER = "trainer.policy.optimizer_config."
@@ -102,6 +106,16 @@ def entry_of_one_model(entry: Entry) -> Entry:
     return lambda value: of_one_model(translate(entry, value))
 
 
+def independent(entry: Entry) -> Dependent:
+    """The entry of a setting that translates independently, for a table of those that depend on others."""
+    return lambda key, value, values: translate(entry, value)
+
+
+def idle(when: Callable[[Values], object], reason: str) -> Dependent:
+    """Entry of a setting that has no effect in files of which `when` holds; in others the next entry decides."""
+    return lambda key, value, values: redundant(reason) if when(values) else None
+
+
 def dependent_of_one_model(convert: Dependent) -> Dependent:
     """The same for a setting whose meaning depends on others."""
 
@@ -153,6 +167,22 @@ def when_on(path: str, value: object, note: str = "") -> Entry:
 def sources(path: str) -> Entry:
     """Entry that writes one data source, or a list of them, to our list at the path."""
     return lambda value: Translation(writes={path: value if isinstance(value, list) else [value]})
+
+
+def dropout(path: str, model: str, key: str, value: object, values: Values) -> Translation:
+    """Convert a switch that turns dropout off. If it is false, our field at `path` becomes true for a model whose own
+    configuration has dropout, since learners refuse it for any other. `model` is the setting with the model's folder.
+    """
+    if value is not False:
+        return redundant("dropout is off by default")
+    try:
+        settings = json.loads(stored_text(Path(str(values.get(model))).expanduser() / "config.json"))
+        shares = [share for name, share in settings.items() if "drop" in name]
+    except (OSError, ValueError, AttributeError):
+        return redundant(f"acts only if the model's configuration sets dropout, as few do: then set {path}")
+    if any(not isinstance(share, bool) and isinstance(share, int | float) and share > 0 for share in shares):
+        return Translation(writes={path: True})
+    return redundant("no effect: the model's configuration sets no dropout")
 
 
 def number(value: object) -> Any:

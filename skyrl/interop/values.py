@@ -1,4 +1,9 @@
-"""Reads foreign files as flat keys, and foreign text as values, in the way OmegaConf does."""
+"""Reads foreign files as flat keys, and foreign text as values, in the way OmegaConf does.
+
+References to the environment (`${oc.env:NAME}` of OmegaConf, `$NAME` of a shell) become `env:NAME` as a whole value,
+which is read when the run starts. The home folder becomes `~`. If the file gives a default, it is used, since a
+conversion must not depend on the environment in which it runs.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from attrs import frozen
+
 from skyrl.config.loading.recognition import refuse_other_tables
-from skyrl.errors import ConfigError, Problem
+from skyrl.errors import ConfigError
+from skyrl.interop import not_converted
 from skyrl.interop.shell.variables import LONGEST
-from skyrl.tree.files import read_file, read_text
+from skyrl.tree.files import read_file
 from skyrl.tree.origins import dotted
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -27,13 +35,11 @@ def flat_file(name: str, *, of: str = "") -> dict[str, Any]:
     --from`.
     """
     if is_script(name):
-        raise ConfigError(
-            [Problem(path=name, message="is not a YAML, JSON or TOML file")], title="Nothing was converted"
-        )
+        raise not_converted(name, "is not a YAML, JSON or TOML file")
     value = read_file(name)[-1].value
     refuse_other_tables(name, value, of=of)
     if not isinstance(value, Mapping):
-        raise ConfigError([Problem(path=name, message="contains no table of settings")], title="Nothing was converted")
+        raise not_converted(name, "contains no table of settings")
     if of == "trl":
         return {str(key): setting for key, setting in value.items()}
     return flat_lists(value) if of in ("areal", "prime-rl") else dict(flat(value))
@@ -41,28 +47,24 @@ def flat_file(name: str, *, of: str = "") -> dict[str, Any]:
 
 def flat_lists(table: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted key and value of every leaf, also of the tables in lists: `places[0].cores`."""
-    return dict(_flatten_lists(dict(flat(table))))
+    keys: dict[str, Any] = {}
+    for key, value in flat(table):
+        if isinstance(value, list) and value and all(isinstance(item, Mapping) and item for item in value):
+            for number, item in enumerate(value):
+                keys |= {f"{key}[{number}].{name}": setting for name, setting in flat_lists(item).items()}
+        else:
+            keys[key] = value
+    return keys
 
 
 def flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Dotted key and value of every leaf and every empty table."""
     for key, value in table.items():
-        names = (*path, *str(key).split(".")) if not path else (*path, str(key))
+        names = (*path, str(key)) if path else tuple(str(key).split("."))
         if isinstance(value, Mapping) and value:
             yield from flat(value, names)
         else:
             yield dotted(names), value
-
-
-def _flatten_lists(keys: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The keys and values, with tables in lists flattened to keys such as `places[0].cores`."""
-    for key, value in keys.items():
-        if isinstance(value, list) and value and all(isinstance(item, Mapping) and item for item in value):
-            for number, item in enumerate(value):
-                inner = dict(flat(item))
-                yield from _flatten_lists({f"{key}[{number}].{name}": setting for name, setting in inner.items()})
-        else:
-            yield key, value
 
 
 def yaml_value(text: str) -> Any:
@@ -71,15 +73,12 @@ def yaml_value(text: str) -> Any:
     """
     from skyrl.tree.yaml_file import parse_yaml
 
+    # OmegaConf reads `{a:1}` as a table, YAML needs a space after the colon.
+    spaced = re.sub(r"([{,]\s*[\w.]+):(?=\S)", r"\1: ", text) if text.startswith("{") else text
     try:
-        return parse_yaml("value", "value: " + _spaced(text))[0]["value"]
+        return parse_yaml("value", "value: " + spaced)[0]["value"]
     except (ConfigError, KeyError, TypeError):
         return text
-
-
-def _spaced(text: str) -> str:
-    """The text with a space after the colon of each key: OmegaConf reads `{a:1}` as a table, YAML needs the space."""
-    return re.sub(r"([{,]\s*[\w.]+):(?=\S)", r"\1: ", text) if text.startswith("{") else text
 
 
 def without_references(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -146,11 +145,6 @@ class References:
         return self._filled[key]
 
 
-def text_of(name: str) -> str:
-    """The file as text. Raises `ConfigError`."""
-    return read_text(name)
-
-
 def is_script(name: str) -> bool:
     """Whether the file is a shell script, or other text that contains overrides."""
     return Path(name).suffix.lower() not in (".yaml", ".yml", ".json", ".toml")
@@ -158,3 +152,63 @@ def is_script(name: str) -> bool:
 
 def _whole_reference(value: object) -> re.Match[str] | None:
     return REFERENCE.fullmatch(value) if isinstance(value, str) else None
+
+
+_OMEGACONF = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*(?:,([^{}]*))?\}")
+_SHELL = re.compile(r"\$(?:(?P<open>\{)?([A-Za-z_]\w*)(?(open)\}))")
+_SHELL_START = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\}|:?[-=+?]|$)")
+_LEFT = re.compile(r"\$\{[^{}]*\}?|\$\(|\$[A-Za-z_]\w*|\$[\d@*#]")
+_FREE_TEXTS = ("run_name", "project_name", "experiment_name")
+"""Fields whose text does not affect training: an unevaluated shell command may remain in them."""
+
+
+@frozen
+class Read:
+    """A value with its references to the environment in our form, or the reason why it cannot be used."""
+
+    value: Any
+    refused: str = ""
+    """Why the value cannot be used; empty if it can."""
+
+
+def read_environment(value: object, key: str) -> Read:
+    """`value` of the foreign setting `key`, with its references in our form, or the reason why they have none."""
+    if isinstance(value, list):
+        items = [read_environment(item, key) for item in value]
+        refused = next((item.refused for item in items if item.refused), "")
+        return Read([item.value for item in items], refused)
+    if not isinstance(value, str) or "$" not in value:
+        return Read(value)
+    full_match = _OMEGACONF.fullmatch(value)
+    if full_match and full_match[2] is not None:
+        return Read(yaml_value(full_match[2].strip()))
+    match = full_match or _SHELL.fullmatch(value)
+    name = match[1 if full_match else 2] if match else ""
+    if name and name != "HOME":
+        return Read(f"env:{name}")
+    text = _OMEGACONF.sub(lambda match: _inside(match, value), value)
+    left = _LEFT.search(text)
+    if left is None or (left[0] == "$(" and key.endswith(_FREE_TEXTS)):
+        return Read(text)
+    return Read(value, _reason(left[0]))
+
+
+def _inside(match: re.Match[str], text: str) -> str:
+    """The replacement of one `${oc.env:...}` within a longer text; unchanged if there is none."""
+    if match[2] is not None:
+        return match[2].strip()
+    is_home = match[1] == "HOME" and text.startswith(match[0])
+    return "~" if is_home else match[0]
+
+
+def _reason(left: str) -> str:
+    if left == "$(":
+        return "only a shell can evaluate $(...): replace it with its value"
+    if match := _OMEGACONF.match(left) or _SHELL_START.match(left):
+        return (
+            f"{match[1]} is set outside of the file, and env:{match[1]} works only as a whole value: replace it with "
+            "its value"
+        )
+    if left.startswith("${"):
+        return f"{left[:60]} is evaluated by another program: replace it with its value"
+    return f"{left} is an argument of the script: replace it with its value"

@@ -8,14 +8,13 @@ from typing import Any
 from attrs import evolve
 
 from skyrl.config import SkyRLTrainConfig, check
+from skyrl.config.cluster import ClusterConfig
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.kinds import header_of
 from skyrl.config.loading.migrations import MIGRATIONS
 from skyrl.config.loading.resolve import derived, resolve_with_origins
 from skyrl.config.loading.standalone_file import put
 from skyrl.errors import NO_SUCH_FIELD, ConfigError, Problem
-from skyrl.interop.cluster_file import NAME as CLUSTER_FILE
-from skyrl.interop.cluster_file import ClusterFile
 from skyrl.interop.report import Conversion, Line, OtherDefault, Outcome
 from skyrl.interop.shell.unknown import with_dollars
 from skyrl.interop.translation import Translation
@@ -23,9 +22,63 @@ from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
 from skyrl.tree.builder import ReadContext, TreeBuilder
 from skyrl.tree.dump import stored_value
-from skyrl.tree.masking import REFERENCE
+from skyrl.tree.masking import REFERENCE, is_secret_name
 from skyrl.tree.origins import Assignment, Origin
 from skyrl.tree.sparse import as_toml_has_it
+from skyrl.tree.types import GIGABYTES
+
+CLUSTER_FILE = "cluster.toml"
+"""The file in reports, which name its fields as `cluster.toml:slurm.time`."""
+
+_LARGEST = ("slurm.cpus_per_gpu", "slurm.memory_per_gpu")
+"""Fields whose largest value over all processes is used."""
+
+_VARIABLES = "variables."
+
+
+class ClusterFile:
+    """A draft of `cluster.toml`, to which several foreign settings may contribute to one field."""
+
+    def __init__(self, where: str) -> None:
+        """`where` names the foreign file in messages."""
+        self._where = where
+        self._values: dict[tuple[str, ...], Any] = {}
+
+    def write(self, source: str, path: str, value: object) -> str:
+        """Write a value to a path of the cluster's description. Returns the reason if that fails, else empty text."""
+        is_variable = path.startswith(_VARIABLES)  # whose name may contain any character
+        names = ("variables", path.removeprefix(_VARIABLES)) if is_variable else split_path(path)
+        if is_variable and is_secret_name(names[-1].lower()):
+            return f"looks like a secret, and would be written to disk: export {names[-1]} before the launch"
+        merged = self._merged(path, names, value)
+        if merged is None:
+            return f"is {self._values[names]!r} for other processes, but all processes of a run share one {path}"
+        builder: TreeBuilder[Any] = TreeBuilder(ClusterConfig(), ReadContext())
+        origin = Origin(kind="file", where=f"{self._where}: {source}")
+        builder.assign(Assignment(path=names, value=merged, origin=origin))
+        builder.build()
+        if builder.problems:
+            return f"{path}: {builder.problems[0].message}"
+        self._values[names] = merged
+        return ""
+
+    def tables(self) -> dict[str, Any]:
+        """The content of the TOML file as nested plain data."""
+        tables: dict[str, Any] = {}
+        for names, value in self._values.items():
+            put(tables, names, value)
+        return tables
+
+    def _merged(self, path: str, names: tuple[str, ...], value: Any) -> Any:
+        """The value merged with what other settings wrote to the path; None if they contradict each other."""
+        earlier = self._values.get(names)
+        if earlier is None or earlier == value:
+            return value
+        if path in _LARGEST:
+            return max(earlier, value, key=lambda size: GIGABYTES.read(size) or 0.0 if isinstance(size, str) else size)
+        if isinstance(earlier, list):
+            return [*earlier, *(item for item in value if item not in earlier)]
+        return None
 
 
 class Writing:

@@ -174,7 +174,7 @@ class DeltaWeights:
 
 @frozen(kw_only=True)
 class BroadcastWeights:
-    """Weights that the learner sends to every engine at once, over gloo."""
+    """Weights that the learner sends to every engine at once, through shared memory or over gloo."""
 
     group: TransferGroup
     """The transfer group, with the rank of this engine's first worker in it."""

@@ -4,6 +4,8 @@ Every member registers at a store that the run's driver holds. The group is form
 that none waits in a collective for a process that will never join. A member that cannot take part writes the reason to
 the same store, which ends the others' waiting at once.
 
+Bytes travel through memory that rank 0 shares if every member can map it, as on one machine, and otherwise over gloo.
+
 `RequestSender` and `received_requests` are the two ends of the learner's requests to the members, one after the other,
 through the same store. vLLM's weight-transfer engines leave it to their user how init, start, update and finish reach
 the workers: here they are JSON, including the handles of CUDA IPC. Nothing that is received is unpickled.
@@ -13,13 +15,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import secrets
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import attrs
 import torch
@@ -66,13 +72,31 @@ class TransferGroup:
     @contextmanager
     def join(self) -> Iterator[Channel]:
         """Yields the channel once every member has joined. Raises `WeightSyncError` if one does not, or aborts."""
-        with self.rendezvous() as store:
-            patience = timedelta(seconds=min(self.timeout, _CONNECT_SECONDS))
-            channel = Channel(ProcessGroupGloo(store, self.rank, self.size, patience), self.timeout)
+        patience = min(self.timeout, _CONNECT_SECONDS)
+        with MemoryOffer() as offer, self.rendezvous(offer.text if self.rank == 0 else "") as store:
+            if self._can_share_memory(store, patience):
+                yield MemoryChannel(store, self)
+                return
+            group = ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=patience))
+            channel = GlooChannel(group, self.timeout)
             try:
                 yield channel
             finally:
                 channel.close()
+
+    def _can_share_memory(self, store: Store, patience: float) -> bool:
+        """Whether every member can map memory of rank 0. All members get the same answer."""
+        answers = {f"rank {rank} maps memory": rank for rank in range(1, self.size)}
+        if self.rank:
+            offer = store.get(presence_key(0)).decode()
+            store.set(f"rank {self.rank} maps memory", "yes" if MemoryOffer.is_readable(offer) else "no")
+        wait_for(
+            store,
+            list(answers),
+            patience,
+            lambda keys: f"members {[answers[key] for key in keys]} ended after they had joined the weight transfer",
+        )
+        return all(store.get(key) == b"yes" for key in answers)
 
     @contextmanager
     def rendezvous(self, details: str = "") -> Iterator[Store]:
@@ -152,7 +176,7 @@ def wait_for(store: Store, keys: Sequence[str], timeout: float, absent: Callable
     message that `absent` makes of the missing keys.
     """
     began = time.monotonic()
-    while not store.check(list(keys)):
+    while keys and not store.check(list(keys)):
         if store.check([_ABORTED]):
             raise WeightSyncError(f"the weights were not sent: {store.get(_ABORTED).decode()}")
         waited = time.monotonic() - began
@@ -162,8 +186,22 @@ def wait_for(store: Store, keys: Sequence[str], timeout: float, absent: Callable
         time.sleep(min(max(waited / 8, _SHORTEST_POLL_SECONDS), _LONGEST_POLL_SECONDS))
 
 
-class Channel:
+class Channel(ABC):
     """Bytes from rank 0 to all other ranks, one message after the other."""
+
+    @abstractmethod
+    def send_bytes(self, *parts: Tensor) -> None:
+        """Send the parts, each flat uint8 of shape (bytes,), as one message; returns when it is on its way to every
+        member. Rank 0 only.
+        """
+
+    @abstractmethod
+    def receive_bytes(self) -> Tensor:
+        """The next message, flat uint8 of shape (bytes,), in memory of its own. Every rank but 0."""
+
+
+class GlooChannel(Channel):
+    """Messages over TCP: for members on several machines."""
 
     def __init__(self, group: Any, timeout: float) -> None:
         """`timeout` is the number of seconds to wait for each message."""
@@ -172,16 +210,13 @@ class Channel:
         self._options.rootRank = self._options.rootTensor = 0
         self._options.timeout = timedelta(seconds=timeout)
 
-    def send_bytes(self, content: Tensor) -> None:
-        """Broadcast `content`, flat uint8 of shape (bytes,); returns when it is on its way to every member. Rank 0
-        only.
-        """
+    def send_bytes(self, *parts: Tensor) -> None:
+        content = torch.cat(parts)
         self._broadcast(torch.tensor([content.numel()]))
         if content.numel():
             self._broadcast(content)
 
     def receive_bytes(self) -> Tensor:
-        """The next message, flat uint8 of shape (bytes,) in newly allocated memory. Every rank but 0."""
         size = torch.zeros(1, dtype=torch.int64)
         self._broadcast(size)
         content = torch.empty(int(size), dtype=torch.uint8)
@@ -195,6 +230,104 @@ class Channel:
 
     def _broadcast(self, tensor: Tensor) -> None:
         self._group.broadcast([tensor], self._options).wait()
+
+
+class MemoryChannel(Channel):
+    """Messages in memory that all members map: nothing is copied after rank 0 has written a message.
+
+    Each message has a file of its own, without a name in any folder: its memory is freed when the last process that
+    maps it lets go of it, or ends in any way.
+    """
+
+    def __init__(self, store: Store, group: TransferGroup) -> None:
+        self._store, self._rank, self._timeout = store, group.rank, group.timeout
+        self._receivers = range(1, group.size)
+        self._number = 0
+
+    def send_bytes(self, *parts: Tensor) -> None:
+        size = sum(part.numel() for part in parts)
+        with _memory_file() as (address, path):
+            if size:
+                torch.cat(parts, out=torch.from_file(path, shared=True, size=size, dtype=torch.uint8))
+            key = self._next_key()
+            self._store.set(key, f"{address} {size}")
+            taken = {_taken_key(key, rank): rank for rank in self._receivers}
+            wait_for(
+                self._store,
+                list(taken),
+                self._timeout,
+                lambda keys: f"members {[taken[key] for key in keys]} have not taken weights that were sent",
+            )
+        for name in (key, *taken):
+            self._store.delete_key(name)
+
+    def receive_bytes(self) -> Tensor:
+        key = self._next_key()
+        wait_for(
+            self._store, [key], self._timeout, lambda _: f"the learner sent no more weights to member {self._rank}"
+        )
+        process, file, size = map(int, self._store.get(key).split())
+        content = _mapped(process, file, size)
+        self._store.set(_taken_key(key, self._rank), "")
+        return content
+
+    def _next_key(self) -> str:
+        self._number += 1
+        return f"message {self._number}"
+
+
+def _taken_key(message: str, rank: int) -> str:
+    return f"{message} taken by {rank}"
+
+
+class MemoryOffer:
+    """A random number in memory that another process may be able to map: one that finds it shares memory with this one,
+    whatever containers and permissions lie between them.
+    """
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self.text = ""
+        """Where the number is and what it is; empty if this system has no files in memory."""
+
+    def __enter__(self) -> Self:
+        if hasattr(os, "memfd_create"):  # on Linux
+            address, path = self._stack.enter_context(_memory_file())
+            number = secrets.token_bytes(16)
+            Path(path).write_bytes(number)
+            self.text = f"{address} {number.hex()}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @staticmethod
+    def is_readable(text: str) -> bool:
+        """Whether this process can map the memory of the offer."""
+        if not text:
+            return False
+        process, file, number = text.split()
+        try:
+            return bytes(_mapped(int(process), int(file), len(number) // 2).tolist()).hex() == number
+        except RuntimeError:  # of torch: there is no such file, or it is not ours, or shorter
+            return False
+
+
+@contextmanager
+def _memory_file() -> Iterator[tuple[str, str]]:
+    """A new file in memory: its address for `_mapped` in other processes, and its path in this one."""
+    file = os.memfd_create("weights")
+    try:
+        yield f"{os.getpid()} {file}", f"/proc/self/fd/{file}"
+    finally:
+        os.close(file)
+
+
+def _mapped(process: int, file: int, size: int) -> Tensor:
+    """Memory of a file that another process has open, flat uint8 of shape (size,). Raises `RuntimeError`."""
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.from_file(f"/proc/{process}/fd/{file}", shared=False, size=size, dtype=torch.uint8)
 
 
 END = "end"

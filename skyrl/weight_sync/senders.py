@@ -38,7 +38,7 @@ class BroadcastSender:
         with self.group.join() as channel:
             for bucket in buckets(weights, self.dtype):
                 channel.send_bytes(_encoded({name: digest(tensor) for name, tensor in bucket.items()}))
-                channel.send_bytes(torch.cat([as_bytes(tensor) for tensor in bucket.values()]))
+                channel.send_bytes(*map(as_bytes, bucket.values()))
             channel.send_bytes(_encoded({}))
 
 

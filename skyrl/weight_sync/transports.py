@@ -165,7 +165,8 @@ class GroupTransport(ABC):
 
 
 class BroadcastTransport(GroupTransport):
-    """The learner's first rank sends to all engines at once over gloo; each side holds one bucket in memory.
+    """The learner's first rank sends to all engines at once, through shared memory if all are on its machine, otherwise
+    over gloo; each side holds one bucket in memory.
 
     One process of each engine joins the group for an adapter, and all of its workers for weights.
     """

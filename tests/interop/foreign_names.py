@@ -14,21 +14,18 @@ from skyrl.config.loading.kinds import root_of
 from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.interop.areal import keys as areal_keys
 from skyrl.interop.areal import learner_keys as areal_learner_keys
-from skyrl.interop.areal import rollout_keys as areal_rollout_keys
 from skyrl.interop.areal import supervised as areal_supervised
 from skyrl.interop.translation import Entry, UnexpectedValue, translate
 from skyrl.interop.trl import dependent as trl_dependent
 from skyrl.interop.trl import keys as trl_keys
-from skyrl.interop.trl import objective as trl_objective
 from skyrl.interop.verl import keys as verl_keys
 from skyrl.interop.verl import layout as verl_layout
 from skyrl.interop.verl import objective as verl_objective
-from skyrl.interop.verl import rewards as verl_rewards
 from skyrl.tree.classes import leaf_paths
 from tests.interop.test_settings_table import HEAD, VALUES, converted, rows
 
 ALONE: Mapping[str, Mapping[str, Entry]] = {
-    "AReaL": {**areal_keys.KEYS, **areal_rollout_keys.ROLLOUT_KEYS, **areal_learner_keys.LEARNER_KEYS},
+    "AReaL": {**areal_keys.KEYS, **areal_keys.ROLLOUT_KEYS, **areal_learner_keys.LEARNER_KEYS},
     "TRL": trl_keys.KEYS,
     "verl": verl_keys.KEYS,
 }
@@ -36,7 +33,7 @@ ALONE: Mapping[str, Mapping[str, Entry]] = {
 
 TOGETHER = {
     "TRL": trl_dependent.DEPENDENT,
-    "verl": {**verl_layout.LAYOUT, **verl_objective.OBJECTIVE, **verl_rewards.REWARDS},
+    "verl": {**verl_layout.LAYOUT, **verl_objective.OBJECTIVE, **verl_objective.REWARDS},
 }
 """Settings whose conversion depends on others."""
 
@@ -132,9 +129,9 @@ def _values() -> Iterator[tuple[str, str, tuple[str, ...]]]:
         yield from (
             ("verl", f"{field}={name}", (f"{field}={value}",)) for name, value in names.items() if name != value
         )
-    for name, reduction in trl_objective.REDUCTIONS.items():
+    for name, reduction in trl_dependent.REDUCTIONS.items():
         if name not in POLICY_LOSSES:
-            loss = trl_objective.loss_of({"loss_type": name})
+            loss = trl_dependent.loss_of({"loss_type": name})
             yield "TRL", f"{_LOSS}={name}", (f"{_LOSS}={loss}", f"{_REDUCTION}={reduction}")
     yield from VALUES_BY_HAND
 

@@ -14,7 +14,7 @@ from skyrl.interop.areal import convert as areal
 from skyrl.interop.areal import supervised as areal_supervised
 from skyrl.interop.peer_trees import PeerTree, peer_trees
 from skyrl.interop.skyrl.scripts import convert_overrides
-from skyrl.interop.skyrl.sft import convert_sft
+from skyrl.interop.skyrl.sft import convert_settings
 from skyrl.interop.systems import System
 from skyrl.interop.translation import Translation, Values
 from skyrl.interop.trl import convert as trl
@@ -151,7 +151,9 @@ def of_skyrl() -> str:
     def one(kind: str, name: str) -> str:
         tree = newest("skyrl", kind)
         values = {key: next(filter(None, (value, *OTHERS))) for key, value in tree.defaults.items()}
-        conversion = convert_sft(values, "") if kind == "sft" else convert_overrides(values_as_words(values))
+        conversion = (
+            convert_settings([*values.items()], "") if kind == "sft" else convert_overrides(values_as_words(values))
+        )
         rows = [
             f"| `{line.source}` | {', '.join(f'`{path}`' for path in line.targets)} |"
             for line in conversion.lines

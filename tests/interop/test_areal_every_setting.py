@@ -13,11 +13,11 @@ import pytest
 from skyrl.config import PreferenceConfig
 from skyrl.interop.areal.backends import engine_backend
 from skyrl.interop.areal.convert import convert_keys
-from skyrl.interop.areal.names import KINDS
+from skyrl.interop.areal.same_settings import KINDS
 from skyrl.interop.areal.switches import SWITCHES
 from skyrl.interop.peer_trees import PeerTree, peer_trees
 from skyrl.interop.report import Line
-from skyrl.interop.switches import Switch
+from skyrl.interop.systems import Switch
 from tests.interop.corpora import areal_files, total
 
 TREES = {f"{kind}-{tree.version}": tree for kind in KINDS[:3] for tree in peer_trees("areal", kind)}

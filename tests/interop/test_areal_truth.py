@@ -12,7 +12,7 @@ import tomli_w
 from skyrl.config import PreferenceConfig, SFTConfig, SkyRLTrainConfig, load, resolve
 from skyrl.interop.areal.convert import convert_keys
 from skyrl.interop.areal.defaults import NO_REFERENCE, age, left_out
-from skyrl.interop.areal.names import is_known, known_names
+from skyrl.interop.areal.same_settings import is_known, known_names
 from skyrl.interop.report import Conversion, Line
 from skyrl.tree import get_at
 from skyrl.tree.sparse import as_toml_has_it

@@ -9,9 +9,9 @@ import pytest
 import tomli_w
 
 from skyrl.config import load
-from skyrl.interop.environment import read_environment
 from skyrl.interop.shell.unknown import as_argument
 from skyrl.interop.skyrl.scripts import convert_overrides, convert_skyrl
+from skyrl.interop.values import read_environment
 from skyrl.interop.verl import convert as verl
 from skyrl.tree.sparse import as_toml_has_it
 

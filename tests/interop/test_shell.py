@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from skyrl.errors import ConfigError
-from skyrl.interop.shell.arithmetic import calculated
 from skyrl.interop.shell.scripts import Script, read_script
 from skyrl.interop.shell.unknown import is_known
 from skyrl.interop.shell.variables import LONGEST
+from skyrl.interop.shell.words import calculated
 from skyrl.sandbox.sandbox import Sandbox
 from tests.interop.stubs import differences, from_outside, received
 

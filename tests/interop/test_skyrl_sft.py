@@ -12,7 +12,7 @@ from skyrl.config import SFTConfig, load
 from skyrl.interop.peer_trees import peer_trees
 from skyrl.interop.report import Conversion, Line
 from skyrl.interop.skyrl.scripts import convert_overrides, convert_skyrl
-from skyrl.interop.skyrl.sft import convert_sft
+from skyrl.interop.skyrl.sft import convert_settings
 from skyrl.tree.sparse import as_toml_has_it
 from tests.interop.corpora import RECORDED, scripts_of_2026
 
@@ -74,7 +74,7 @@ def test_the_documented_command_keeps_every_setting(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["0.2.0", "0.3.0", "0.4.0"])
 def test_the_defaults_of_every_release_are_converted(version: str) -> None:
     [tree] = [tree for tree in peer_trees("skyrl", "sft") if tree.version == version]
-    converted = convert_sft(tree.defaults, "skyrl")
+    converted = convert_settings([*tree.defaults.items()], "skyrl")
     assert not [line for line in converted.lines if line.is_refused]
     assert converted.tables["strategy"] == "megatron"
 

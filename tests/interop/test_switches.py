@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyrl.interop.switches import Switch, why_idle
+from skyrl.interop.systems import Switch, why_idle
 from skyrl.interop.translation import Values
 
 PROFILER = Switch(

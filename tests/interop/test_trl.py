@@ -203,6 +203,7 @@ def test_evaluation_is_that_of_trl(tmp_path: Path) -> None:
         ({"reward_funcs": ["length"]}, "reward_funcs", "not yet", "write it as a function in a file"),
         ({"reward_funcs": ["org/model"]}, "reward_funcs", "not yet", "reward_model"),
         ({"lora_r": 8}, "lora_r", "needless", "only read with use_peft"),
+        ({"use_peft": True, "lora_target_modules": None}, "lora_target_modules", "needless", "not set"),
         ({"vllm_gpu_memory_utilization": 0.5}, "vllm_gpu_memory_utilization", "needless", "only read with use_vllm"),
         ({"load_in_4bit": True}, "load_in_4bit", "not yet", "quantized weights"),
         ({"learning_rates": 1e-5}, "learning_rates", "refused", "not an argument of TRL 1.16"),

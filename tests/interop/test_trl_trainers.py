@@ -12,9 +12,8 @@ from skyrl.envs.env import SampleAwareEnv, SampledAnswer
 from skyrl.envs.registry import find_env
 from skyrl.interop.peer_trees import PeerTree, peer_trees
 from skyrl.interop.report import Conversion
-from skyrl.interop.trl.convert import convert_keys, convert_trl
-from skyrl.interop.trl.kinds import CONVERTED, tree_of
-from skyrl.interop.trl.switches import SWITCHES
+from skyrl.interop.trl.convert import SWITCHES, convert_keys, convert_trl
+from skyrl.interop.trl.sources import CONVERTED, tree_of
 from tests.interop.test_trl import WHOLE, loaded
 
 TREES = [

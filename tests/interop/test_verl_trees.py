@@ -15,7 +15,7 @@ from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.resolve import resolve
 from skyrl.interop.peer_trees import PeerTree, peer_trees
 from skyrl.interop.report import Conversion
-from skyrl.interop.switches import Switch
+from skyrl.interop.systems import Switch
 from skyrl.interop.verl.convert import convert_keys
 from skyrl.interop.verl.switches import SWITCHES
 from skyrl.tree import get_at

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from skyrl.interop.areal import convert as areal
-from skyrl.interop.areal import keys, learner_keys, rollout_keys, supervised
+from skyrl.interop.areal import keys, learner_keys, supervised
 from skyrl.interop.peer_trees import peer_trees
+from skyrl.interop.prime_rl import convert as prime_rl
 from skyrl.interop.report import Conversion
 from skyrl.interop.skyrl import sft
 from skyrl.interop.trl import convert as trl
 from skyrl.interop.trl import dependent as trl_dependent
 from skyrl.interop.trl import keys as trl_keys
-from skyrl.interop.trl.kinds import CONVERTED
+from skyrl.interop.trl.sources import CONVERTED
 from skyrl.interop.verl import convert as verl
 from skyrl.interop.verl import keys as verl_keys
 from skyrl.interop.verl import layout as verl_layout
@@ -48,7 +49,7 @@ SYSTEMS: dict[str, tuple[Callable[[Mapping[str, Any]], Conversion], Mapping[str,
     "areal": (
         areal.convert_keys,
         AREAL,
-        _keys(areal._DEPENDENT, keys.KEYS, learner_keys.LEARNER_KEYS, rollout_keys.ROLLOUT_KEYS, areal._SAME),
+        _keys(areal._DEPENDENT, keys.KEYS, learner_keys.LEARNER_KEYS, keys.ROLLOUT_KEYS, areal._SAME),
     ),
     "areal, supervised": (
         areal.convert_keys,
@@ -65,8 +66,9 @@ SYSTEMS: dict[str, tuple[Callable[[Mapping[str, Any]], Conversion], Mapping[str,
         for kind in CONVERTED
     },
     "verl": (verl.convert_keys, BASES["verl"], _keys(verl_keys.KEYS, verl_layout.LAYOUT, verl_objective.OBJECTIVE)),
+    "prime-rl": (prime_rl.convert_keys, {"model.name": "a/b"}, _keys(prime_rl._DEPENDENT, prime_rl.KEYS)),
     "skyrl, supervised": (
-        lambda values: sft.convert_sft(values, "file"),
+        lambda values: sft.convert_settings([*values.items()], "file"),
         {"model.path": "a/b"},
         [*sft.SFT_ROOTS, "model.lora.rank"],
     ),

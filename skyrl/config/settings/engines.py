@@ -127,11 +127,11 @@ class InferenceEngineConfig(BaseConfig):
 
     weight_sync_backend: Literal["nccl", "gloo", "disk", "delta", "none"] = field(default="nccl", metadata=FREE)
     """How new weights are sent to engines in other processes: broadcast over nccl (through CUDA IPC where GPUs are
-    shared) or gloo, or as files in the run's folder: disk writes all of them, delta those that changed, where engines
-    keep a copy of the others in the memory of their host. none: no weights are sent, for evaluation and generation by
-    servers that have their own. If not set, it is gloo without CUDA, and disk for servers that run already; nccl and
-    gloo reach those if the learner is on Ray and the server is SGLang's, or vLLM's with
-    `skyrl.inference.vllm.worker.WorkerExtension`. Nothing travels within one process."""
+    shared) or gloo (through shared memory on one machine), or as files in the run's folder: disk writes all of them,
+    delta those that changed, where engines keep a copy of the others in the memory of their host. none: no weights are
+    sent, for evaluation and generation by servers that have their own. If not set, it is gloo without CUDA, and disk
+    for servers that run already; nccl and gloo reach those if the learner is on Ray and the server is SGLang's, or
+    vLLM's with `skyrl.inference.vllm.worker.WorkerExtension`. Nothing travels within one process."""
 
     weight_sync_path: str | None = field(default=None, metadata=FREE)
     """Folder of weights that travel as files (`weight_sync_backend` is disk or delta), which learner and engines see

@@ -17,7 +17,6 @@ SHARED = "shares the policy's GPUs"
 AUTOTP = ".ds_auto_tp.autotp_size"
 """Setting of a model: the number of ranks over which DeepSpeed's layers split its matrices."""
 
-_STRATEGY = "trainer.strategy"
 _EXPERT_TENSOR, _TENSOR = ".expert_tensor_parallel_size", ".tensor_model_parallel_size"
 MODELS: Mapping[str, Model] = {"actor": "policy", "ref": "ref", "critic": "critic"}
 """AReaL's name of a model -> ours."""
@@ -40,9 +39,9 @@ def in_other_backend(key: str, value: object, values: Values) -> Translation | N
     return redundant(f"no effect: the backend is {selected}") if selected and selected != table else None
 
 
-def trains_in_halves(owner: str, values: Values) -> bool:
-    """Whether a learner can train in float16, as far as its backend decides."""
-    part = _part_of(owner, values)
+def trains_in_halves(values: Values) -> bool:
+    """Whether the learners can train in float16, as far as the policy's backend decides."""
+    part = _part_of("actor", values)
     return part is None or not strategy_of(part).own_modules
 
 
@@ -75,7 +74,7 @@ def autotp(key: str, size: object, values: Values) -> Translation:
         return redundant("no effect: the backend is megatron, whose degree t sets the tensor-parallel size")
     if part is not None and part.degrees.tensor not in (1, size):
         return refused(f"contradicts the backend, whose tensor-parallel size is {part.degrees.tensor}")
-    return Translation(writes={f"trainer.{MODELS[owner]}.tensor_parallel_size": size, _STRATEGY: "deepspeed"})
+    return Translation(writes={f"trainer.{MODELS[owner]}.tensor_parallel_size": size, "trainer.strategy": "deepspeed"})
 
 
 def by_deepspeed(fields: Mapping[str, Any], values: Values) -> dict[str, Any]:
@@ -108,15 +107,10 @@ def backend(key: str, value: object, values: Values) -> Translation | None:
         return unsupported(f"unsupported backend: {error}")
     if part.is_engine is not (owner == "rollout"):
         kinds = ("a training backend", "an inference engine")
-        reason = f"{part.learner} is {kinds[part.is_engine]}, but {owner} needs {kinds[owner == 'rollout']}"
-        return refused(reason)
+        return refused(f"{part.learner} is {kinds[part.is_engine]}, but {owner} needs {kinds[owner == 'rollout']}")
     if owner == "rollout":
-        return Translation(writes=engines(part, shares=_is_colocated("rollout", values)))
-    return _learner(owner, part, values)
-
-
-def _learner(owner: str, part: Part, values: Values) -> Translation:
-    """Convert the backend of a model that learns or scores."""
+        colocated = {"trainer.placement.colocate_all": _is_colocated("rollout", values)}
+        return Translation(writes=colocated | engine_fields(part))
     if owner == "ref" and not number(values.get("actor.kl_ctl", 0.1)):
         return redundant("no effect: without a KL penalty there is no reference model, as in AReaL")
     model = MODELS.get(owner)
@@ -170,11 +164,6 @@ def whole_cluster(values: Values, models: tuple[Model, ...]) -> Translation:
     return Translation(writes=writes, note="no allocation is given: models and engines share all GPUs")
 
 
-def engines(part: Part, *, shares: bool = False) -> dict[str, Any]:
-    """Fields of inference engines on separate GPUs, or, if `shares`, on the policy's."""
-    return {"trainer.placement.colocate_all": shares, **engine_fields(part)}
-
-
 def allocation(text: str, values: Values, models: tuple[Model, ...]) -> Translation:
     """Convert `allocation_mode` for engines and the given models."""
     try:
@@ -188,8 +177,8 @@ def allocation(text: str, values: Values, models: tuple[Model, ...]) -> Translat
         return unsupported(f"an allocation without a part for {' and '.join(missing)}")
     if reason := next(filter(None, map(_missing_pipeline, parts.learners)), ""):
         return unsupported(reason)
-    fields = by_deepspeed(_drop_default_degrees(fields_of(parts, per_node(values), models)), values)
-    return Translation(writes=fields)
+    fields = _drop_default_degrees(fields_of(parts, per_node(values), models))
+    return Translation(writes=by_deepspeed(fields, values))
 
 
 def _drop_default_degrees(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,12 +5,13 @@ derivation.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from attrs import evolve
 
 from skyrl.config.derive.sizes import Model
-from skyrl.errors import ConfigError, Problem
+from skyrl.interop import not_converted
 from skyrl.interop.areal.backends import (
     AUTOTP,
     MODELS,
@@ -32,22 +33,35 @@ from skyrl.interop.areal.defaults import (
     left_out,
     other_defaults,
 )
-from skyrl.interop.areal.entries import LOSS_SCALING, checkpoints, data_source, device, kl, read_areal, warmup_share
-from skyrl.interop.areal.files import read_experiment, with_defaults_of_references
-from skyrl.interop.areal.keys import INTERVALS, KEYS
+from skyrl.interop.areal.keys import (
+    INTERVALS,
+    KEPT,
+    KEYS,
+    LOSS_SCALING,
+    OTHERS,
+    ROLLOUT_KEYS,
+    agent,
+    checkpoints,
+    data_source,
+    device,
+    for_sglang,
+    kl,
+    read_areal,
+    warmup_share,
+)
 from skyrl.interop.areal.learner_keys import LEARNER_KEYS, ONE_LIMIT, loss_scaling, precision
-from skyrl.interop.areal.machines import machines
-from skyrl.interop.areal.names import version_notice
-from skyrl.interop.areal.objective import OBJECTIVE_KEYS, estimator, is_weighted, objective
-from skyrl.interop.areal.programs import read_launch, refuse_images, remarks_of
-from skyrl.interop.areal.rollout_keys import ROLLOUT_KEYS, agent
-from skyrl.interop.areal.same_settings import copies, follows, intervals, why_unknown
-from skyrl.interop.areal.sglang import KEPT, OTHERS, for_sglang
+from skyrl.interop.areal.machines import machines, tracker
+from skyrl.interop.areal.objective import OBJECTIVE, estimator, is_weighted, teacher
+from skyrl.interop.areal.programs import (
+    read_experiment,
+    read_launch,
+    refuse_images,
+    remarks_of,
+    with_defaults_of_references,
+)
+from skyrl.interop.areal.same_settings import copies, follows, intervals, version_notice, why_unknown
 from skyrl.interop.areal.supervised import convert_supervised, is_supervised
 from skyrl.interop.areal.switches import SWITCHES
-from skyrl.interop.areal.teacher import teacher, weight_of_teacher
-from skyrl.interop.areal.trackers import tracker
-from skyrl.interop.dropout import dropout
 from skyrl.interop.report import Conversion
 from skyrl.interop.systems import System, convert_settings
 from skyrl.interop.translation import (
@@ -56,6 +70,7 @@ from skyrl.interop.translation import (
     Dependent,
     Translation,
     Values,
+    dropout,
     number,
     redundant,
     refused,
@@ -133,7 +148,7 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment", *, keep_eng
     engine = engine_backend(values)
     if keep_engine and not engine:
         hint = 'set one (rollout.backend: "sglang:d4"), or omit --keep-engine'
-        raise ConfigError([Problem(path=where, message="sets no engine to keep", hint=hint)], "Nothing was converted")
+        raise not_converted(where, "sets no engine to keep", hint)
     if is_supervised(values):
         return convert_supervised(values, originals, where)
     is_kept = keep_engine and engine == KEPT
@@ -159,7 +174,8 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment", *, keep_eng
 
 def _implied(values: Values) -> Iterator[tuple[str, str, Any]]:
     """Settings that an experiment implies without naming them: estimator, device, adapters, a teacher's weight."""
-    yield from weight_of_teacher(values)
+    if values.get("teacher.path") and "teacher.distill_loss_weight" not in values:
+        yield "teacher", ALGORITHM + "distillation.coef", 0.005  # AReaL's default
     if is_whole(values):
         for name, value in estimator(values).items():
             yield "advantages", ALGORITHM + name, value
@@ -199,8 +215,9 @@ def _staleness(key: str, value: object, values: Values) -> Translation | None:
     """Convert the staleness limit; in AReaL, training is asynchronous if samples may be stale."""
     if "async_training" in values:
         return None
-    writes = {"trainer.fully_async.enabled": bool(value), "trainer.fully_async.max_staleness_steps": value}
-    return Translation(writes=writes)
+    return Translation(
+        writes={"trainer.fully_async.enabled": bool(value), "trainer.fully_async.max_staleness_steps": value}
+    )
 
 
 def _mini_batches(key: str, value: object, values: Values) -> Translation:
@@ -222,8 +239,7 @@ def _convert_drop_last(key: str, drops: object, values: Values) -> Translation:
     """Convert `drop_last`. Asynchronous training takes prompts one by one and fills the batch from the next epoch."""
     if drops:
         return Translation(writes={"data.epoch_tail": "drop"})
-    is_asynchronous = values.get("async_training", bool(number(values.get(_STALENESS[0], 0))))
-    if is_asynchronous:
+    if values.get("async_training", bool(number(values.get(_STALENESS[0], 0)))):
         note = "asynchronous training carries prompts over to the next epoch"
         return Translation(writes={"data.epoch_tail": "carry"}, note=note)
     return Translation(writes={"data.epoch_tail": "short"})
@@ -237,12 +253,12 @@ def _dual_clip(key: str, value: object, values: Values) -> Translation | None:
         return None
     if values.get("actor.use_cispo_loss"):
         return redundant("AReaL's CISPO clips no loss")  # areal/trainer/ppo/actor.py:586
-    is_decoupled = is_weighted(values)
     if values.get("actor.use_sapo_loss") or values.get("actor.importance_sampling_level", "token") != "token":
         return unsupported("dual clipping with SAPO or with sequence-level ratios")
-    switch = {"decoupled.dual_clip": True} if is_decoupled else {"policy_loss_type": "dual_clip"}
-    writes = {"clip_ratio_c": number(value), **switch}
-    return Translation(writes={ALGORITHM + name: setting for name, setting in writes.items()})
+    writes: dict[str, Any] = {ALGORITHM + "clip_ratio_c": number(value)}
+    if is_weighted(values):
+        return Translation(writes=writes | {ALGORITHM + "decoupled.dual_clip": True})
+    return Translation(writes=writes | {ALGORITHM + "policy_loss_type": "dual_clip"})
 
 
 def _penalty(key: str, value: object, values: Values) -> Translation:
@@ -253,12 +269,9 @@ def _penalty(key: str, value: object, values: Values) -> Translation:
 
 def _masked_reward(key: str, value: object, values: Values) -> Translation | None:
     """Convert the zero reward of cut samples. AReaL zeroes the shaped reward, we the one that is then shaped."""
-    shaping = number(values.get("actor.reward_bias", 0)) or has_table(values, "actor.reward_norm")
-    return (
-        unsupported("a zero in place of the shaped reward, with reward_bias or reward_norm")
-        if value and shaping
-        else None
-    )
+    if value and (number(values.get("actor.reward_bias", 0)) or has_table(values, "actor.reward_norm")):
+        return unsupported("a zero in place of the shaped reward, with reward_bias or reward_norm")
+    return None
 
 
 def _source(key: str, value: object, values: Values) -> Translation | None:
@@ -305,9 +318,9 @@ _DEPENDENT: dict[str, Dependent] = {
     "critic.use_lora": _use_adapter,
     **{f"*{name}": _limit for name in ONE_LIMIT},
     **{f"{model}.*": in_other_backend for model in MODELS},
-    "cluster.fileroot": checkpoints("trainer.ckpt_path"),
-    "actor.disable_dropout": dropout("trainer.policy.use_dropout", "actor.path"),
-    "critic.disable_dropout": dropout("trainer.critic.use_dropout", "critic.path"),
+    "cluster.fileroot": partial(checkpoints, "trainer.ckpt_path"),
+    "actor.disable_dropout": partial(dropout, "trainer.policy.use_dropout", "actor.path"),
+    "critic.disable_dropout": partial(dropout, "trainer.critic.use_dropout", "critic.path"),
     "actor.mask_no_eos_with_zero": _masked_reward,
     "actor.dtype": precision,
     **{f"*.{name}": loss_scaling for name in LOSS_SCALING},
@@ -324,7 +337,7 @@ _DEPENDENT: dict[str, Dependent] = {
     **dict.fromkeys(_STALENESS, _staleness),
     **dict.fromkeys(_SOURCES, _source),
     "train_dataset.drop_last": _convert_drop_last,
-    **dict.fromkeys(OBJECTIVE_KEYS, objective),
+    **OBJECTIVE,
     "*": lambda key, value, values: machines(key, value, values) or tracker(key, value, values, "trainer."),
 }
 """Settings whose meaning depends on others."""

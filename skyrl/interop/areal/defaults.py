@@ -82,7 +82,7 @@ def age(values: Values) -> int:
 
 def has_critic(values: Values) -> bool:
     """Whether a critic is configured."""
-    return any(key.startswith("critic.") for key in values) and values.get("critic.path") is not None
+    return values.get("critic.path") is not None
 
 
 def is_whole(values: Values) -> bool:
@@ -92,7 +92,7 @@ def is_whole(values: Values) -> bool:
 
 def has_reference(values: Values) -> bool:
     """Whether the file configures a reference model."""
-    return any(key.startswith("ref.") for key in values)
+    return has_table(values, "ref")
 
 
 def has_table(values: Values, name: str) -> bool:

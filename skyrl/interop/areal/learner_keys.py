@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from skyrl.interop.areal.backends import MODELS, trains_in_halves
 from skyrl.interop.areal.defaults import has_reference
-from skyrl.interop.areal.entries import LOSS_SCALING, switch
+from skyrl.interop.areal.keys import LOSS_SCALING, switch
 from skyrl.interop.translation import (
     ALGORITHM,
     ENGINE,
@@ -26,26 +26,24 @@ from skyrl.interop.translation import (
 )
 
 _CALLS = "used by AReaL's controllers to reach its processes; skyrl uses Ray, which has its own token"
-_LOGS = "each process has a log file under trainer.log_path"
 _FP8 = "FP8 training"
+_PER_LAYER = "per-layer optimizer steps on the GPU with the optimizer state on the host"
 _TURNS = "models that share GPUs take turns and free their memory in between"
 _FILES = "weights are always read and written in Hugging Face format"
 _HALF_IN_MEGATRON = "float16 training with Megatron"
-_MEGATRON = "this Megatron option"
 _CHUNKS = "log-probabilities are computed in chunks, whose size does not affect results"
-_SCORES = "the reference model only scores: it has no loss"
 _UNSENT = "only the policy's weights are sent to engines"
 _DELTA = "AReaL's own transfer of changed weights (weight_sync_backend = delta is the one here)"
 
 HALF = ("float16", "fp16", "half")
 """AReaL's spellings of float16."""
 
-NO_ADAPTER = "the reference model has no adapter: a new one would not change its outputs"
+_NO_ADAPTER = "the reference model has no adapter: a new one would not change its outputs"
 
 
 def precision(key: str, value: object, values: Values) -> Translation:
     """Convert the compute dtype: `actor.dtype`, of which the other models have copies."""
-    if value in HALF and not trains_in_halves("actor", values):
+    if value in HALF and not trains_in_halves(values):
         return unsupported(_HALF_IN_MEGATRON)
     models = ["actor", *(["ref"] if has_reference(values) else []), *(["critic"] if "critic.path" in values else [])]
     return computed_in(value, "trainer.bf16", [f"trainer.{MODELS[model]}.fsdp_config." for model in models])
@@ -66,7 +64,7 @@ def loss_scaling(key: str, value: object, values: Values) -> Translation | None:
     name = rest.removeprefix("optimizer.")
     if owner not in (*MODELS, "model") or name not in LOSS_SCALING or values.get(f"{owner}.dtype") not in HALF:
         return None
-    if not trains_in_halves("actor", values):
+    if not trains_in_halves(values):
         return unsupported(_HALF_IN_MEGATRON)
     table = "" if owner == "model" else f"trainer.{MODELS[owner]}."
     return Translation(writes={f"{table}optimizer_config.{name}": value})
@@ -88,10 +86,6 @@ def _attention(value: object) -> Translation:
     return Translation(writes={"trainer.attention": value})
 
 
-def _modules(path: str) -> Entry:
-    return lambda value: Translation(writes={path: "all-linear" if value in (["all-linear"], [], None) else value})
-
-
 def _model_entries(source: str, target: str) -> dict[str, Entry]:
     """Entries for FSDP and the adapter of one model."""
     fsdp, lora = f"trainer.{target}.fsdp_config.", f"trainer.{target}.model.lora."
@@ -103,7 +97,9 @@ def _model_entries(source: str, target: str) -> dict[str, Entry]:
         f"{source}.peft_type": fixed("lora", does="adapters are always LoRA", otherwise="adapters other than LoRA"),
         f"{source}.lora_rank": f"{lora}rank",
         f"{source}.lora_alpha": f"{lora}alpha",
-        f"{source}.target_modules": _modules(f"{lora}target_modules"),
+        f"{source}.target_modules": lambda value: Translation(
+            writes={f"{lora}target_modules": "all-linear" if value in (["all-linear"], [], None) else value}
+        ),
     }
 
 
@@ -154,7 +150,7 @@ def _megatron(ours: str) -> dict[str, Entry]:
         "entropy_requires_grad": redundant("AReaL's losses detach the entropy"),  # areal/trainer/ppo/actor.py:555
         "disable_grad_buffers_cpu_backup": redundant(_TURNS),
         "use_bridge_for_update_weights": redundant(_FILES),
-        "*": missing(_MEGATRON, False),
+        "*": missing("this Megatron option", False),
     }  # fmt: skip
 
 
@@ -180,13 +176,11 @@ _ARCHON: dict[str, Entry] = {
     "fp8_config.*": missing(_FP8, False),
 }
 
-_CAP_MODES = {"token_mask": "mask", "token_truncate": "clamp"}
-
 
 def _cap_mode(mode: object) -> Translation:
     """Convert the cap mode, which AReaL had early in 2026, before `rejection_sampling`."""
-    if isinstance(mode, str) and mode in _CAP_MODES:
-        return Translation(writes={ALGORITHM + "decoupled.cap_mode": _CAP_MODES[mode]})
+    if isinstance(mode, str) and (ours := {"token_mask": "mask", "token_truncate": "clamp"}.get(mode)):
+        return Translation(writes={ALGORITHM + "decoupled.cap_mode": ours})
     return unsupported(
         "the decoupled loss without importance weights" if mode == "disabled" else "sequence-level importance weights"
     )
@@ -225,16 +219,10 @@ LEARNER_KEYS: dict[str, Entry] = {
     # models
     **{key: entry for source, target in MODELS.items() for key, entry in _model_entries(source, target).items()},
     "*.fsdp.memory_efficient_load": redundant("each rank holds only its shard of the weights"),
-    "*.fsdp.per_layer_optim_step": missing(
-        "per-layer optimizer steps on the GPU with the optimizer state on the host", False
-    ),
-    "*.fsdp.optim_step_prefetch_layers": missing(
-        "per-layer optimizer steps on the GPU with the optimizer state on the host"
-    ),
+    "*.fsdp.per_layer_optim_step": missing(_PER_LAYER, False),
+    "*.fsdp.optim_step_prefetch_layers": missing(_PER_LAYER),
     "*.fsdp.shard_vision_across_sp": missing("vision models", False),
-    **{f"actor.megatron.{name}": entry for name, entry in _megatron("policy").items()},
-    **{f"ref.megatron.{name}": entry for name, entry in _megatron("ref").items()},
-    **{f"critic.megatron.{name}": entry for name, entry in _megatron("critic").items()},
+    **{f"{model}.megatron.{name}": entry for model, ours in MODELS.items() for name, entry in _megatron(ours).items()},
     **{f"actor.archon.{name}": entry for name, entry in _ARCHON.items()},
     "ref.archon.*": redundant("set by the policy's settings"),
     "critic.archon.*": redundant("set by the policy's settings"),
@@ -244,7 +232,7 @@ LEARNER_KEYS: dict[str, Entry] = {
     "critic.gradient_checkpointing": "trainer.gradient_checkpointing",
     "critic.temperature": redundant("temperature does not apply to values"),
     # The reference model only computes log-probabilities: areal/trainer/rl_trainer.py:205 and 733.
-    **{f"ref.{name}": redundant(_SCORES) for name in NEVER_READ_OF_REF},
+    **{f"ref.{name}": redundant("the reference model only scores: it has no loss") for name in NEVER_READ_OF_REF},
     **{f"{model}.{name}": redundant(_UNSENT) for model in ("ref", "critic") for name in _DELTA_KEYS},
     "*.enable_delta_weight_update": missing(_DELTA, False),
     **{f"*.{name}": missing(_DELTA) for name in _DELTA_KEYS[1:]},
@@ -258,7 +246,7 @@ LEARNER_KEYS: dict[str, Entry] = {
     "ref.gradient_checkpointing": redundant("the reference model has no gradients"),
     "ref.weight_update_mode": redundant("the reference model's weights are not sent to engines"),
     "critic.weight_update_mode": redundant("the critic's weights are not sent to engines"),
-    **{f"ref.{name}": redundant(NO_ADAPTER) for name in ("use_lora", "lora_*", "target_modules", "peft_type")},
+    **{f"ref.{name}": redundant(_NO_ADAPTER) for name in ("use_lora", "lora_*", "target_modules", "peft_type")},
     "ref.enable_tree_training": redundant("the reference model is not trained"),
     "critic.enable_tree_training": missing("tree training over shared prefixes", False),
     "*.offload": redundant(_TURNS),
@@ -266,7 +254,7 @@ LEARNER_KEYS: dict[str, Entry] = {
     "*.use_kernels": missing("kernels from the Hugging Face Hub", False),
     "*._version": redundant(_CALLS),
     "*.admin_api_key": redundant(_CALLS),
-    "*.log_level": redundant(_LOGS),
+    "*.log_level": redundant("each process has a log file under trainer.log_path"),
     "*.mb_spec.n_mbs_divisor": redundant("the composition of micro-batches does not affect results"),
     "*.mb_spec.packing_algorithm": redundant("the composition of micro-batches does not affect results"),
 }

@@ -1,7 +1,9 @@
-"""Converts AReaL's machine settings (launchers, schedulers, placement, names) to a description of the cluster.
+"""Converts AReaL's machine settings (launchers, schedulers, placement, names) to a description of the cluster, and its
+`stats_logger` to our trackers.
 
 In AReaL, each role has separate cores, memory, container and variables. Here, one job contains all processes of a run:
-it requests the resources of the most demanding role, and contradictory roles are refused.
+it requests the resources of the most demanding role, and contradictory roles are refused. The settings of all services
+of `stats_logger` together determine `logger`.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from skyrl.interop.translation import (
@@ -27,32 +30,11 @@ _CONTAINER = "slurm.container."
 _SPEC = re.compile(r"(?P<spec>[^\[]+\.scheduling_spec\[\d+\])(?:\.(?P<name>.+))?")
 _MEBIBYTES = re.compile(r"(launcher\.\w+_mem_per_gpu|mem_per_(model_worker|generation_server))")
 _CORES = re.compile(r"(launcher\.\w+_cpus_per_gpu|cpus_per_(model_worker|generation_server))")
-_OWN_PROCESSES = "skyrl starts its own processes"
-_NO_SUCH_PROCESS = "the trainer's process does this itself: there is no separate process to give cores or memory to"
-_ONE_JOB = "set by actor.scheduling_spec: all processes run in one job"
 _FOUND_THROUGH_RAY = "processes of a run find each other through Ray; for names of other services see docs/services.md"
 _COMMANDS = {"local": "skyrl launch local", "ray": "skyrl launch ray", "slurm": "skyrl launch slurm"}
-_GRANTED = "GPUs of ranks and engines are derived from the backends"
 
 LINES_OF_BASH = ".additional_bash_cmds"
 """Suffix of the keys whose values a shell evaluates, in AReaL and here."""
-
-_OF_A_SPEC: dict[str, Entry] = {
-    "gpu": redundant(_GRANTED),
-    "port_count": redundant("free ports are chosen when a process starts"),
-    "task_type": redundant("all processes run in one job"),
-    "ray_placement_strategy": redundant("Ray placement groups are derived from trainer.placement"),
-    "cpu": lambda value: Translation(cluster={"slurm.cpus_per_gpu": value}),
-    "mem": lambda value: Translation(cluster={"slurm.memory_per_gpu": f"{value}GiB"}),
-    "nodelist": lambda value: _option("--nodelist", value),
-    "exclude": lambda value: _option("--exclude", value),
-    "exclusive": lambda value: _option("--exclusive", value),
-    "reservation": lambda value: _option("--reservation", value),
-    "cmd": lambda value: _command(value),
-    "srun_additional_args": lambda value: _srun(value),
-    "additional_bash_cmds": lambda value: _prologue(value),
-}
-"""Settings of `scheduling_spec` that do not depend on others."""
 
 
 def without_own_folder(key: str, value: object) -> Any:
@@ -71,24 +53,25 @@ def machines(key: str, value: object, values: Values) -> Translation | None:
     if key.startswith("scheduler."):
         return _service(key.rpartition(".")[2], value)
     if key == "ray_temp_path":
-        return (
-            Translation(cluster={_VARIABLE + "RAY_TMPDIR": str(value)}) if value else redundant("Ray's default is used")
-        )
+        if not value:
+            return redundant("Ray's default is used")
+        return Translation(cluster={_VARIABLE + "RAY_TMPDIR": str(value)})
     if value is not None and _CORES.fullmatch(key):
         return Translation(cluster={"slurm.cpus_per_gpu": value})
     if value is not None and _MEBIBYTES.fullmatch(key):
         return Translation(cluster={"slurm.memory_per_gpu": f"{value}MiB"})
     if key.startswith(("cpus_per_", "mem_per_")):
-        return redundant(_NO_SUCH_PROCESS)
+        return redundant(
+            "the trainer's process does this itself: there is no separate process to give cores or memory to"
+        )
     if key.startswith("launcher."):
         return _convert_launcher(key, value, values)
-    spec = _SPEC.fullmatch(key)
-    if spec:
+    if spec := _SPEC.fullmatch(key):
         return _convert_spec(spec["spec"], spec["name"] or "", value, values)
     if not key.endswith(".scheduling_spec"):
         return None
     if isinstance(value, str) and "scheduling_spec" in value:  # a reference: `${actor.scheduling_spec}`
-        return redundant(_ONE_JOB)
+        return redundant("set by actor.scheduling_spec: all processes run in one job")
     return redundant("not set") if not value else refused("expected a list of tables")
 
 
@@ -157,9 +140,8 @@ def _container(name: str, value: object, has_image: bool, kind: object) -> Trans
         return redundant("no container is used: processes run directly on the nodes")
     if name == "container_type":
         return Translation(cluster={_CONTAINER + "type": value})
-    return Translation(
-        cluster={_CONTAINER + "mounts": [part.strip() for part in str(value).split(",") if part.strip()]}
-    )
+    mounts = [part.strip() for part in str(value).split(",") if part.strip()]
+    return Translation(cluster={_CONTAINER + "mounts": mounts})
 
 
 def _srun(value: object) -> Translation:
@@ -190,8 +172,24 @@ def _option(name: str, value: object) -> Translation:
 
 
 def _command(value: object) -> Translation:
-    is_own = "areal" in str(value)
-    return redundant(_OWN_PROCESSES) if is_own else unsupported("a custom command for each rank")
+    if "areal" in str(value):
+        return redundant("skyrl starts its own processes")
+    return unsupported("a custom command for each rank")
+
+
+_OF_A_SPEC: dict[str, Entry] = {
+    "gpu": redundant("GPUs of ranks and engines are derived from the backends"),
+    "port_count": redundant("free ports are chosen when a process starts"),
+    "task_type": redundant("all processes run in one job"),
+    "ray_placement_strategy": redundant("Ray placement groups are derived from trainer.placement"),
+    "cpu": lambda value: Translation(cluster={"slurm.cpus_per_gpu": value}),
+    "mem": lambda value: Translation(cluster={"slurm.memory_per_gpu": f"{value}GiB"}),
+    **{name: partial(_option, f"--{name}") for name in ("nodelist", "exclude", "exclusive", "reservation")},
+    "cmd": _command,
+    "srun_additional_args": _srun,
+    "additional_bash_cmds": _prologue,
+}
+"""Settings of `scheduling_spec` that do not depend on others."""
 
 
 def _names(name: str, value: object, values: Values) -> Translation:
@@ -203,9 +201,8 @@ def _names(name: str, value: object, values: Values) -> Translation:
         return redundant(f"set by cluster.name_resolve.{setting}" if is_placed else _FOUND_THROUGH_RAY)
     if name != setting or not value:
         return redundant(_FOUND_THROUGH_RAY if kind == "ray" else f"no effect: names are stored in {kind}")
-    return Translation(
-        cluster={_VARIABLE + "SKYRL_NAMES": f"{store}{value}"}, note="used by services: see docs/services.md"
-    )
+    names = {_VARIABLE + "SKYRL_NAMES": f"{store}{value}"}
+    return Translation(cluster=names, note="used by services: see docs/services.md")
 
 
 def _service(name: str, value: object) -> Translation | None:
@@ -215,17 +212,94 @@ def _service(name: str, value: object) -> Translation | None:
     table = "environment.skyrl_gym."
     if name == "functioncall_service_domain":
         address = str(value) if "://" in str(value) else f"http://{value}"
-        url = f"{address.rstrip('/')}/run"
-        return Translation(
-            writes={table + "code_url": url}, note="skyrl serve-code provides this service: see docs/services.md"
-        )
+        note = "skyrl serve-code provides this service: see docs/services.md"
+        return Translation(writes={table + "code_url": f"{address.rstrip('/')}/run"}, note=note)
     if name == "reward_model_service_url":
-        return Translation(
-            writes={table + "reward_model.url": value},
-            note="skyrl serve-reward provides this service: see docs/services.md",
-        )
+        note = "skyrl serve-reward provides this service: see docs/services.md"
+        return Translation(writes={table + "reward_model.url": value}, note=note)
     if name == "reward_model_path":
         return Translation(writes={table + "reward_model.path": value})
     if name == "deploy_mode":
         return redundant("whether engines have separate GPUs is derived from the backends")
     return redundant("AReaL never reads it") if name == "endpoint" else None
+
+
+_PLACES = ("stats_logger.", "")
+"""Prefixes of the services' tables; AReaL's older system has them at the top level."""
+
+_ONLINE = {"wandb": {"online": "online", "shared": "online"}, "swanlab": {"cloud": "online"}}
+_KEEPING = {"wandb": (), "swanlab": ("local",)}
+"""Modes that keep files on the machine, beside offline, which does so here."""
+
+_OFFLINE = "offline"
+_ONE_WRITER = "only one process writes to W&B, so shared mode is not needed"
+
+
+def tracker(key: str, value: object, values: Values, ours: str) -> Translation | None:
+    """Convert a setting of W&B, SwanLab or TensorBoard; None for any other setting.
+
+    `ours` is the path of the table that contains `logger`, ending in a dot; empty for the top level.
+    """
+    prefix = next((prefix for prefix in _PLACES if key.startswith(prefix)), "")
+    service, _, name = key.removeprefix(prefix).partition(".")
+    if service not in ("wandb", "swanlab", "tensorboard") or not name:
+        return None
+    modes = {service: values.get(f"{prefix}{service}.mode") for service in _ONLINE}
+    services = [other for other, mode in modes.items() if mode in (_OFFLINE, *_ONLINE[other], *_KEEPING[other])]
+    services += ["tensorboard"] * bool(values.get(f"{prefix}tensorboard.path"))
+    if (service, name) in (("wandb", "mode"), ("swanlab", "mode"), ("tensorboard", "path")):
+        return _choice(service, value, services, ours)
+    if service not in services:
+        return redundant(f"{service} is off")
+    return _tracker_setting(service, name, value, values, ours)
+
+
+def _choice(service: str, value: object, services: list[str], ours: str) -> Translation:
+    """Convert a service's mode, or TensorBoard's folder, which turns the service on or off."""
+    if service == "swanlab" and service not in services and value not in (None, "disabled"):
+        return unsupported(f"SwanLab mode {value!r}; offline stores its files")
+    if service not in services:
+        if services or not ours or service != "wandb":
+            return redundant(f"{service} is off")
+        return Translation(writes={f"{ours}logger": "console"})  # no service is asked for, but W&B is our default
+    writes: dict[str, Any] = {f"{ours}logger": ["console", *services]}
+    if service == "tensorboard":
+        return Translation(writes=writes | {f"{ours}trackers.tensorboard.path": value})
+    mode = _ONLINE[service].get(str(value), _OFFLINE)
+    note = {"shared": _ONE_WRITER, "local": "its files are files that can be synced"}.get(str(value), "")
+    return Translation(writes=writes | {f"{ours}trackers.{service}.mode": mode}, note=note)
+
+
+def _tracker_setting(service: str, name: str, value: object, values: Values, ours: str) -> Translation:
+    """Convert a setting of a service that is turned on."""
+    if value in (None, "", [], {}):
+        return redundant("not set")
+    if name in _TRACKER_NAMES:  # here one name is for all services
+        source, path = _TRACKER_NAMES[name]
+        of_all = values.get(source)
+        if of_all in (None, "", value):
+            return Translation(writes={ours + path: value})
+        return unsupported(f"a separate name for one tracker; {ours}{path} = {of_all!r} applies to all")
+    if name in ("wandb_api_key", "api_key"):
+        return refused(f"configurations store no API keys: set the environment variable {service.upper()}_API_KEY")
+    if name == "id_suffix":
+        return redundant("a run's ID is stored in its folder (trackers.wandb.id sets another)")
+    setting = _TRACKER_SETTINGS.get((service, name))
+    if setting is None:
+        return unsupported("tracker settings beyond those in docs/tracking.md")
+    return Translation(writes={f"{ours}trackers.{setting}": value})
+
+
+_TRACKER_NAMES = {"project": ("experiment_name", "project_name"), "name": ("trial_name", "run_name")}
+"""Setting of a service -> the general setting that it overrides, and our path."""
+
+_TRACKER_SETTINGS = {
+    ("wandb", "entity"): "wandb.entity",
+    ("wandb", "wandb_base_url"): "wandb.base_url",
+    ("wandb", "job_type"): "job_type",
+    ("wandb", "group"): "group",
+    ("wandb", "notes"): "notes",
+    ("wandb", "tags"): "tags",
+    ("swanlab", "logdir"): "swanlab.path",
+}
+"""(service, setting) -> our path below `trackers`."""

@@ -3,6 +3,9 @@
 AReaL always computes advantages with GAE, which without a critic takes every value as 0 and so yields plain returns.
 They are then normalised over tokens as `adv_norm` says; before that, `reward_norm` decides whether rewards are
 compared within groups (`PPOActor.compute_advantages`).
+
+The teacher of on-policy distillation is `trainer.teacher` here, its weights are those of
+`trainer.algorithm.distillation`.
 """
 
 from __future__ import annotations
@@ -10,18 +13,22 @@ from __future__ import annotations
 from typing import Any
 
 from skyrl.interop.areal.defaults import age, has_critic
-from skyrl.interop.translation import ALGORITHM, Translation, Values, number, redundant, refused, unsupported
+from skyrl.interop.peer_trees import peer_trees
+from skyrl.interop.translation import (
+    ALGORITHM,
+    Dependent,
+    Translation,
+    Values,
+    fixed,
+    independent,
+    number,
+    redundant,
+    refused,
+    unsupported,
+    when_on,
+)
 
-_NORM = ALGORITHM + "advantage_norm."
 FUNCTION = "a function that computes the lambda of GAE"
-OBJECTIVE_KEYS = (
-    "actor.adv_norm", "actor.adv_norm.mean_level", "actor.adv_norm.std_level", "actor.adv_norm.eps",
-    "actor.adv_norm.std_unbiased", "actor.adv_norm.mean_leave1out", "actor.kl_estimator", "actor.gae_lambda",
-    "actor.recompute_logprob", "ppo.recompute_logprob", "actor.importance_sampling_level", "actor.use_sapo_loss",
-    "actor.sapo_tau_pos", "actor.sapo_tau_neg", "actor.prox_logp_method", "actor.use_decoupled_loss",
-    "actor.use_cispo_loss", "actor.gae_timestep_unit",
-)  # fmt: skip
-"""Settings whose conversion depends on others: see `objective`."""
 
 
 def estimator(values: Values) -> dict[str, Any]:
@@ -40,30 +47,6 @@ def estimator(values: Values) -> dict[str, Any]:
     return {"advantage_estimator": "reinforce++", "whiten_advantages": False}
 
 
-def objective(key: str, value: object, values: Values) -> Translation:
-    """Convert one of `OBJECTIVE_KEYS`."""
-    name = key.removeprefix("actor.")
-    if name == "adv_norm" or name.startswith("adv_norm."):
-        return _advantage_norm(name, value)
-    if name.endswith("recompute_logprob"):
-        return _old_logprobs(value, values)
-    if name == "prox_logp_method":
-        return _proximal(value, values)
-    if name == "kl_estimator":
-        return _kl_estimator(value, values)
-    if name == "gae_lambda":
-        return _gae_lambda(value, values)
-    if name == "gae_timestep_unit":
-        return redundant("steps of GAE are tokens") if value == "token" else unsupported("GAE over turns")
-    if name == "use_decoupled_loss":
-        return _decoupled(value, values)
-    if name == "use_cispo_loss":
-        return _cispo(value, values)
-    if name == "importance_sampling_level":
-        return _level(value, values)
-    return _sapo(name, value, values)
-
-
 def is_weighted(values: Values) -> bool:
     """Whether the loss weighs tokens by how the learner's probabilities differ from the engine's. Since `age` 2026,
     the decoupled loss does so only with `rejection_sampling` (areal/utils/functional/functional.py:589).
@@ -73,7 +56,7 @@ def is_weighted(values: Values) -> bool:
     return age(values) < 2026 or any(name in key for key in values for name in (".rejection_sampling.", ".behav"))
 
 
-def _decoupled(value: object, values: Values) -> Translation:
+def _decoupled(key: str, value: object, values: Values) -> Translation:
     """Convert `use_decoupled_loss`. Without weights it is the usual loss, around recomputed log-probabilities."""
     if not value:
         return redundant("off")
@@ -82,32 +65,24 @@ def _decoupled(value: object, values: Values) -> Translation:
     return Translation(writes={ALGORITHM + "policy_loss_type": "decoupled"})
 
 
-def _cispo(value: object, values: Values) -> Translation:
+def _cispo(key: str, value: object, values: Values) -> Translation:
     if not value:
         return redundant("off")
     if is_weighted(values):
         return unsupported("CISPO with the weights of the decoupled loss")
-    low, high = (number(values.get(f"actor.{name}", 0.2)) for name in ("eps_clip", "eps_clip_higher"))
-    table = ALGORITHM + "cispo."
-    return Translation(
-        writes={
-            ALGORITHM + "policy_loss_type": "cispo",
-            table + "cispo_eps_clip_low": low,
-            table + "cispo_eps_clip_high": high,
-        }
-    )
+    writes: dict[str, Any] = {ALGORITHM + "policy_loss_type": "cispo"}
+    for name, side in (("eps_clip", "low"), ("eps_clip_higher", "high")):
+        writes[f"{ALGORITHM}cispo.cispo_eps_clip_{side}"] = number(values.get(f"actor.{name}", 0.2))
+    return Translation(writes=writes)
 
 
-def _advantage_norm(name: str, value: object) -> Translation:
-    if name == "adv_norm":
-        return redundant("advantages are not normalized") if value is None else refused("expected a table")
-    field = name.removeprefix("adv_norm.")
-    if field.endswith("_level") and value == "none":
-        value = None
-    return Translation(writes={_NORM + field: number(value)})
+def _advantage_norm(key: str, value: object, values: Values) -> Translation:
+    name = key.removeprefix("actor.adv_norm.")
+    ours = None if name.endswith("_level") and value == "none" else number(value)
+    return Translation(writes={f"{ALGORITHM}advantage_norm.{name}": ours})
 
 
-def _old_logprobs(is_recomputed: Any, values: Values) -> Translation:
+def _old_logprobs(key: str, is_recomputed: Any, values: Values) -> Translation:
     """Convert `recompute_logprob`. Without it, AReaL computes ratios from the engine's log-probabilities; the decoupled
     loss needs both.
     """
@@ -119,7 +94,7 @@ def _old_logprobs(is_recomputed: Any, values: Values) -> Translation:
     return Translation(writes={ALGORITHM + "old_logprobs": "engine"})
 
 
-def _proximal(value: object, values: Values) -> Translation:
+def _proximal(value: object) -> Translation:
     if value == "loglinear":
         return Translation(writes={ALGORITHM + "old_logprobs": "interpolated"})
     if value in ("recompute", None):
@@ -129,28 +104,27 @@ def _proximal(value: object, values: Values) -> Translation:
     return unsupported("metrics that compare interpolated with recomputed log-probabilities")
 
 
-def _kl_estimator(value: object, values: Values) -> Translation:
+def _kl_estimator(key: str, value: object, values: Values) -> Translation:
     if number(values.get("actor.kl_ctl", 0.1)) == 0:
         return redundant("no effect: there is no KL penalty")
     return Translation(writes={ALGORITHM + "kl_estimator_type": value})
 
 
-def _gae_lambda(value: object, values: Values) -> Translation:
+def _gae_lambda(key: str, value: object, values: Values) -> Translation:
     """Convert `gae_lambda`. Without values from a critic, lambda acts as an additional discount."""
-    if isinstance(number(value), str):
+    lambd = number(value)
+    if isinstance(lambd, str):
         return unsupported(FUNCTION)
     if has_critic(values) or "actor.path" not in values:
-        return Translation(writes={ALGORITHM + "lambd": number(value)})
-    if number(value) == 1:
+        return Translation(writes={ALGORITHM + "lambd": lambd})
+    if lambd == 1:
         return redundant("no effect at this value")
     discount = number(values.get("actor.discount", 1))
-    return Translation(
-        writes={ALGORITHM + "gamma": discount * number(value)},
-        note="discount times gae_lambda, because there is no critic",
-    )
+    note = "discount times gae_lambda, because there is no critic"
+    return Translation(writes={ALGORITHM + "gamma": discount * lambd}, note=note)
 
 
-def _level(value: object, values: Values) -> Translation:
+def _level(key: str, value: object, values: Values) -> Translation:
     if value == "token":
         return redundant("ratios are per token by default")
     if is_weighted(values):
@@ -158,9 +132,65 @@ def _level(value: object, values: Values) -> Translation:
     return Translation(writes={ALGORITHM + "policy_loss_type": "gspo"})
 
 
-def _sapo(name: str, value: object, values: Values) -> Translation:
-    if name == "use_sapo_loss" and not value:
-        return redundant("off")
-    if name == "use_sapo_loss":
-        return Translation(writes={ALGORITHM + "policy_loss_type": "sapo"})
-    return Translation(writes={f"{ALGORITHM}sapo.{name.removeprefix('sapo_')}": number(value)})
+OBJECTIVE: dict[str, Dependent] = {
+    "actor.adv_norm": independent(
+        lambda value: redundant("advantages are not normalized") if value is None else refused("expected a table")
+    ),
+    **{f"actor.adv_norm.{name}": _advantage_norm for name in (
+        "mean_level", "std_level", "eps", "std_unbiased", "mean_leave1out",
+    )},
+    "actor.kl_estimator": _kl_estimator,
+    "actor.gae_lambda": _gae_lambda,
+    "actor.gae_timestep_unit": independent(
+        fixed("token", does="steps of GAE are tokens", otherwise="GAE over turns")
+    ),
+    "actor.recompute_logprob": _old_logprobs,
+    "ppo.recompute_logprob": _old_logprobs,
+    "actor.importance_sampling_level": _level,
+    "actor.use_sapo_loss": independent(when_on(ALGORITHM + "policy_loss_type", "sapo")),
+    "actor.sapo_tau_pos": independent(lambda tau: Translation(writes={ALGORITHM + "sapo.tau_pos": number(tau)})),
+    "actor.sapo_tau_neg": independent(lambda tau: Translation(writes={ALGORITHM + "sapo.tau_neg": number(tau)})),
+    "actor.prox_logp_method": independent(_proximal),
+    "actor.use_decoupled_loss": _decoupled,
+    "actor.use_cispo_loss": _cispo,
+}  # fmt: skip
+"""Settings of the objective whose meaning depends on others."""
+
+_PATH = "teacher.path"
+_JOINT = (
+    "added to the advantage of each token: in AReaL's loss beside rewards, log pi - log nu, the teacher has no part in "
+    "the gradient"
+)
+
+
+def teacher(key: str, value: object, values: Values) -> Translation:
+    """Convert a setting of the teacher, which exists where its path is given."""
+    if not values.get(_PATH) and key != _PATH:
+        return redundant("no effect: without teacher.path there is no teacher")
+    match key:
+        case "teacher.path":
+            return Translation(writes={"trainer.teacher.model.path": value}) if value else redundant("not set")
+        case "teacher.distill_loss_weight":
+            return _teacher_weight(value, values)
+        case "teacher.rl_loss_weight":
+            return Translation(writes={ALGORITHM + "distillation.task_coef": number(value)})
+        case "teacher.engine_type":
+            return redundant("the teacher is a model that scores tokens, on ranks of its own or in turn with others")
+        case "teacher.offload":
+            return redundant("models that take turns on GPUs leave them between their turns")
+        case "teacher.train.path" | "teacher.rollout.model" if value in ("", None, values.get(_PATH)):
+            return redundant("set by teacher.path")
+    if any(key in tree.defaults and tree.defaults[key] == value for tree in peer_trees("areal", "GRPOConfig")):
+        return redundant("AReaL's default, for a teacher")
+    name = key.removeprefix("teacher.")
+    return unsupported(
+        f"the teacher's {name}: set what it stands for in trainer.teacher and trainer.placement.teacher_*"
+    )
+
+
+def _teacher_weight(value: object, values: Values) -> Translation:
+    weight = number(value)
+    if not isinstance(weight, int | float) or weight <= 0:
+        return refused("a teacher with this weight teaches nothing: leave the table out, or give a positive weight")
+    beside_rewards = number(values.get("teacher.rl_loss_weight", 1.0)) != 0
+    return Translation(writes={ALGORITHM + "distillation.coef": weight}, note=_JOINT if beside_rewards else "")

@@ -1,4 +1,6 @@
-"""AReaL's programs and launchers: a script names the program, its YAML file and settings that replace some of it."""
+"""AReaL's programs and files: a script names the program, its YAML file and settings that replace some of it. Files are
+read as Hydra composes them: other files first, then the file's own settings, then changes.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from skyrl.errors import ConfigError, Problem
-from skyrl.interop.areal.files import merged, read_experiment
+from skyrl.interop import not_converted
 from skyrl.interop.launches import (
     RUNS,
     PeerPrograms,
@@ -19,25 +20,59 @@ from skyrl.interop.launches import (
     reads_images,
     unconverted,
 )
+from skyrl.interop.peer_trees import peer_trees
 from skyrl.interop.shell.unknown import is_known
-from skyrl.interop.values import flat_lists, text_of, yaml_value
+from skyrl.interop.values import REFERENCE, flat_file, flat_lists, yaml_value
+from skyrl.tree.files import read_text
 
-_IMAGES = "a policy that reads images, which skyrl does not train yet"
-_SAMPLES = "it only samples"
-_OF_A_SESSION = "it only talks to a run"
+_SELF, _WHOLE = "_self_", "@_global_"
+_DEEPEST = 10
+
+
+def read_experiment(name: str, depth: int = 0) -> dict[str, Any]:
+    """The settings of a file and of those in its list `defaults`, as flat keys. What the list names in another way, or
+    what is not there, stays in it. Raises `ConfigError`.
+    """
+    keys = flat_file(name, of="areal")
+    listed = keys.get("defaults")
+    if not isinstance(listed, list) or depth > _DEEPEST:
+        return keys
+    composed: dict[str, Any] = {}
+    unread: list[Any] = []
+    own = {key: value for key, value in keys.items() if key != "defaults"}
+    for item in listed if _SELF in listed else [*listed, _SELF]:
+        file = Path(name).parent / f"{str(item).removesuffix(_WHOLE).removesuffix('.yaml')}.yaml"
+        if item == _SELF:
+            composed = merged(composed, own)
+        elif isinstance(item, str) and (_WHOLE in item or "/" not in item) and "@" not in file.name and file.is_file():
+            composed = merged(composed, read_experiment(str(file), depth + 1))
+        else:
+            unread.append(item)
+    return composed | ({"defaults": unread} if unread else {})
+
+
+def merged(keys: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys with the changes: a table changes some settings of another one, any other value takes its place."""
+    tables = tuple(f"{key}{end}" for key, value in changes.items() for end in ".[" if value != {})
+    above = {key[:at] for key in changes for at, letter in enumerate(key) if letter in ".["}
+    kept = {key: value for key, value in keys.items() if not key.startswith(tables) and key not in above}
+    return {**kept, **{key: value for key, value in changes.items() if value != {} or key not in kept}}
+
+
+def with_defaults_of_references(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that others refer to and that the file omits, with AReaL's newest defaults."""
+    named = {match for value in keys.values() if isinstance(value, str) for match in REFERENCE.findall(value)}
+    trees = [tree for kind in ("SFTConfig", "GRPOConfig") for tree in peer_trees("areal", kind)[-1:]] if named else []
+    known = {key: value for tree in trees for key, value in tree.defaults.items() if value is not None}
+    return {name: known[name] for name in sorted(named - keys.keys()) if name in known}
+
+
 _KNOWN: Mapping[str, ProgramFacts] = {
     **dict.fromkeys(
         (
             *("gsm8k_rl", "gsm8k_grpo", "gsm8k_ppo", "gsm8k_sft", "boba_grpo", "hhrlhf_rw", "hhrlhf_dpo"),
-            "train_sft_profile",
-            *(
-                "gsm8k_rl_mt",
-                "gsm8k_rlvr_scaffolding",
-                "search_scaffolding",
-                "train_tir",
-                "train_agents",
-                "train_swe_rl",
-            ),
+            *("train_sft_profile", "gsm8k_rl_mt", "gsm8k_rlvr_scaffolding", "search_scaffolding"),
+            *("train_tir", "train_agents", "train_swe_rl"),
             *("countdown.train", "tau2.train", "camel.train", "agent_workflow.train", "terminal_bench.train"),
             *("tongyi_deepresearch.train", "search_agent.train", "hermes.train", "openclaw.train"),
             "inference_service.tau2_rollout",
@@ -45,13 +80,15 @@ _KNOWN: Mapping[str, ProgramFacts] = {
         RUNS,
     ),
     **dict.fromkeys(
-        ("clevr_count_70k_grpo", "clevr_count_70k_sft", "geometry3k_grpo", "virl39k_grpo"), unconverted(_IMAGES)
+        ("clevr_count_70k_grpo", "clevr_count_70k_sft", "geometry3k_grpo", "virl39k_grpo"),
+        unconverted("a policy that reads images, which skyrl does not train yet"),
     ),
     "gsm8k_eval": aside("it only evaluates: `skyrl eval` does that here"),
-    **dict.fromkeys(("online_rollout", "human_in_the_loop_demo"), aside(_SAMPLES)),
-    **dict.fromkeys(("start_session", "set_reward", "hermes_loop", "demo_lifecycle"), aside(_OF_A_SESSION)),
-    "run_agent_service": aside("a server, which trains nothing"),
-    **{f"areal {name}": aside("a server, which trains nothing") for name in ("agent", "inf", "inference")},
+    **dict.fromkeys(("online_rollout", "human_in_the_loop_demo"), aside("it only samples")),
+    **dict.fromkeys(("start_session", "set_reward", "hermes_loop", "demo_lifecycle"), aside("it only talks to a run")),
+    **dict.fromkeys(
+        ("run_agent_service", "areal agent", "areal inf", "areal inference"), aside("a server, which trains nothing")
+    ),
     **dict.fromkeys(("config_converter", "profile_rank_utils", "postprocess_profile"), aside("a tool")),
 }
 """AReaL's programs of 2025 and 2026."""
@@ -97,7 +134,13 @@ def read_launch(name: str, number: int | None) -> tuple[dict[str, Any], RunComma
     """The settings of the run that a script starts, as flat keys of its YAML file with the script's changes. Raises
     `ConfigError`.
     """
-    launch = launch_of(_text(name), name, _LAUNCHER, number)
+    if name.endswith(".py"):
+        raise not_converted(
+            name,
+            "is a program, whose settings are in the YAML file that follows --config",
+            "convert that file, or a script with the command",
+        )
+    launch = launch_of(read_text(name), name, _LAUNCHER, number)
     file, launch = launch.option("--config")
     words, launch = launch.split(lambda word: _OVERRIDE.fullmatch(word) is not None)
     keys = _changed(read_experiment(_find_config(file, name, launch)), words)
@@ -121,32 +164,22 @@ def refuse_images(keys: Mapping[str, Any], where: str) -> None:
     rows = str(keys.get("train_dataset.path"))
     sources = [model] if reads_images(model) else [rows for item in IMAGE_ROWS if item in rows]
     if sources:
-        message = f"trains on rows with images ({sources[0]}), which skyrl does not do yet"
-        raise ConfigError([Problem(path=where, message=message)], title="Nothing was converted")
-
-
-def _text(name: str) -> str:
-    if name.endswith(".py"):
-        hint = "convert that file, or a script with the command"
-        message = "is a program, whose settings are in the YAML file that follows --config"
-        raise ConfigError([Problem(path=name, message=message, hint=hint)], title="Nothing was converted")
-    return text_of(name)
+        raise not_converted(where, f"trains on rows with images ({sources[0]}), which skyrl does not do yet")
 
 
 def _find_config(file: str, script: str, launch: RunCommand) -> str:
     """The YAML file, looked for in the current folder, in the script's, and in those around it."""
-    problem = ""
     if not file or not is_known(file) or "$" in file:
-        problem = f"line {launch.line} gives {file or 'no file'} after --config: convert the YAML file itself"
-    else:
-        folders = [Path(), *Path(script).absolute().parents]
-        config_path = next((path for folder in folders if (path := folder / Path(file).expanduser()).is_file()), None)
-        if config_path is not None:
-            return str(config_path)
-        problem = (
-            f"line {launch.line} names {file}, which is neither here nor beside the script nor in a folder around it"
+        raise not_converted(
+            script, f"line {launch.line} gives {file or 'no file'} after --config: convert the YAML file itself"
         )
-    raise ConfigError([Problem(path=script, message=problem)], title="Nothing was converted")
+    for folder in (Path(), *Path(script).absolute().parents):
+        if (path := folder / Path(file).expanduser()).is_file():
+            return str(path)
+    raise not_converted(
+        script,
+        f"line {launch.line} names {file}, which is neither here nor beside the script nor in a folder around it",
+    )
 
 
 def _changed(keys: Mapping[str, Any], words: list[str]) -> dict[str, Any]:

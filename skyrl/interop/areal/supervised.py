@@ -5,15 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from attrs import evolve
 
 from skyrl.config import PreferenceConfig, RewardModelConfig, SFTConfig
 from skyrl.config.derive.allocation import strategy_of
-from skyrl.interop.areal.backends import AUTOTP, autotp, by_deepspeed, in_other_backend, router
-from skyrl.interop.areal.entries import (
+from skyrl.interop.areal.backends import AUTOTP, autotp, by_deepspeed, in_other_backend, per_node, router
+from skyrl.interop.areal.keys import (
     LOSS_SCALING,
+    ROLLOUT_KEYS,
     checkpoints,
     data_source,
     device,
@@ -24,13 +26,9 @@ from skyrl.interop.areal.entries import (
     warmup_share,
 )
 from skyrl.interop.areal.learner_keys import LEARNER_KEYS, ONE_LIMIT, computed_in, loss_scaling
-from skyrl.interop.areal.machines import machines
-from skyrl.interop.areal.names import version_notice
-from skyrl.interop.areal.rollout_keys import ROLLOUT_KEYS
-from skyrl.interop.areal.same_settings import copies, follows, intervals, why_unknown
+from skyrl.interop.areal.machines import machines, tracker
+from skyrl.interop.areal.same_settings import copies, follows, intervals, version_notice, why_unknown
 from skyrl.interop.areal.switches import SUPERVISED_SWITCHES
-from skyrl.interop.areal.trackers import tracker
-from skyrl.interop.dropout import dropout
 from skyrl.interop.report import Conversion
 from skyrl.interop.systems import System, convert_settings
 from skyrl.interop.translation import (
@@ -38,8 +36,11 @@ from skyrl.interop.translation import (
     Entry,
     Translation,
     Values,
+    dropout,
     entry_of_one_model,
     fixed,
+    idle,
+    independent,
     maps_to,
     missing,
     non_empty,
@@ -51,23 +52,12 @@ from skyrl.interop.translation import (
 from skyrl.interop.writing import Writing
 from skyrl.planning.allocation import LEARNERS, AllocationError, read_part
 
-_OF_RL = ("actor.", "actor_train.", "ppo.", "gconfig.", "rollout.")
-_SAMPLING = ("ppo.", "gconfig.")
 _TYPE = "train_dataset.type"
 _SPLITS = {"train_dataset.path": ("train_datasets", "train"), "valid_dataset.path": ("eval_datasets", "test")}
 _OF_EVERY_KIND = (
-    "*.",
-    "post_exit_hook",
-    "*_dataset.",
-    "perf_tracer",
-    "memory_profiler",
-    "enable_offload",
-    "saver.",
-    "recover.",
-)
+    "*.", "post_exit_hook", "*_dataset.", "perf_tracer", "memory_profiler", "enable_offload", "saver.", "recover.",
+)  # fmt: skip
 _NO_MEGATRON = "supervised runs with Megatron"
-_ENGINES = "supervised runs generate nothing"
-
 
 _ROOTS = {
     "sft": (SFTConfig, "SFTConfig"),
@@ -81,9 +71,9 @@ def is_supervised(values: Values) -> bool:
     """Whether the file configures a single model, beside its reference, and no sampling."""
     if is_preference(values):
         return True
-    if any(key.startswith(_SAMPLING) for key in values):
+    if any(key.startswith(("ppo.", "gconfig.")) for key in values):
         return False
-    if any(key.startswith(_OF_RL) for key in values):
+    if any(key.startswith(("actor.", "actor_train.", "rollout.")) for key in values):
         return values.get(_TYPE) in ("sft", "rw")  # since 2026 these files name their model `actor`, too
     return values.get(_TYPE) in ("sft", "rw") or any(key.startswith("model.") for key in values)
 
@@ -104,7 +94,7 @@ def convert_supervised(settings: Values, originals: Mapping[str, str], where: st
     root, areal_class = _ROOTS[rows]
     system = System(
         keys=KEYS | (_OF_PAIRS if prefers else {}),
-        dependent=(_DEPENDENT | _kind(rows) | (_REFERENCE if prefers else {}), _SAME),
+        dependent=(_DEPENDENT | _kind(rows) | ({"ref.*": _convert_reference} if prefers else {}), _SAME),
         switches=SUPERVISED_SWITCHES,
         unknown=why_unknown,
         implied=_implied,
@@ -138,8 +128,7 @@ def _allocation(key: str, value: object, values: Values) -> Translation | None:
         return refused(f"{part.backend} is not a training backend, but this kind of run only trains")
     if strategy_of(part).own_modules:
         return unsupported(f"{_NO_MEGATRON}; FSDP2 can use all {part.gpus} GPUs: see placement")
-    gpus = values.get("cluster.n_gpus_per_node", 8)
-    gpus = gpus if isinstance(gpus, int) and gpus > 0 else 8
+    gpus = per_node(values)
     writes = {
         "placement.num_nodes": max(1, -(-part.gpus // gpus)),
         "placement.num_gpus_per_node": min(part.gpus, gpus),
@@ -160,19 +149,10 @@ def _nodes(key: str, value: object, values: Values) -> Translation:
     return Translation(writes=writes, cluster={f"slurm.{name}": value})
 
 
-def _evaluation(key: str, value: object, values: Values) -> Translation | None:
-    has_rows = values.get("valid_dataset.path") is not None
-    return None if has_rows else redundant("no effect: there is no valid_dataset")
-
-
 def _unselected_backend(key: str, value: object, values: Values) -> Translation | None:
     return in_other_backend(
         f"actor.{key.removeprefix('model.')}", value, {"actor.backend": values.get("model.backend")}
     )
-
-
-def _megatron(key: str, value: object, values: Values) -> Translation | None:
-    return _unselected_backend(key, value, values) or unsupported(_NO_MEGATRON)
 
 
 def _autotp(key: str, value: object, values: Values) -> Translation:
@@ -186,8 +166,9 @@ def _limit(key: str, value: object, values: Values) -> Translation:
 
 def _others(key: str, value: object, values: Values) -> Translation | None:
     """Convert settings of machines and trackers, which have the same meaning in every kind of run."""
-    is_of_rewards = key.startswith("scheduler.") and key != "scheduler.type"
-    return (None if is_of_rewards else machines(key, value, values)) or tracker(key, value, values, "")
+    if key.startswith("scheduler.") and key != "scheduler.type":
+        return None  # of rewards
+    return machines(key, value, values) or tracker(key, value, values, "")
 
 
 def _source(key: str, value: object, values: Values) -> Translation | None:
@@ -214,11 +195,9 @@ def _kind(rows: str) -> dict[str, Dependent]:
     head = "a reward model needs a value head" if is_reward else f"rows of type {rows!r} train no value head"
 
     def has_type(key: str, value: object, values: Values) -> Translation:
-        return (
-            redundant("set by kind")
-            if value in (None, rows)
-            else refused(f"this kind of run needs rows of type {rows!r}")
-        )
+        if value in (None, rows):
+            return redundant("set by kind")
+        return refused(f"this kind of run needs rows of type {rows!r}")
 
     return {
         _TYPE: has_type,
@@ -232,18 +211,13 @@ def _convert_reference(key: str, value: object, values: Values) -> Translation:
     unless it has a path of its own.
     """
     if key == "ref.path":
-        is_start = value in (None, "", values.get("model.path"))
-        return (
-            redundant("the model that training starts from")
-            if is_start
-            else Translation(writes={"ref_model_path": value})
-        )
+        if value in (None, "", values.get("model.path")):
+            return redundant("the model that training starts from")
+        return Translation(writes={"ref_model_path": value})
     if key == "ref.dtype" and value != values.get("model.dtype", value):
         return unsupported("a reference in another type than the policy")
     return redundant("the reference is on the policy's ranks, and computes as it does")
 
-
-_REFERENCE: dict[str, Dependent] = {"ref.*": _convert_reference}
 
 _OF_PAIRS: dict[str, Entry] = {
     **dict.fromkeys(("beta", "model.beta"), "beta"),
@@ -257,20 +231,22 @@ _DEPENDENT: dict[str, Dependent] = {
     "cluster.n_nodes": _nodes,
     "cluster.n_gpus_per_node": _nodes,
     **dict.fromkeys(_SPLITS, _source),
-    "cluster.fileroot": checkpoints("ckpt_path"),
-    "model.disable_dropout": dropout("use_dropout", "model.path"),
-    "evaluator.freq_*": _evaluation,
-    "evaluator.eval_before_train": _evaluation,
+    "cluster.fileroot": partial(checkpoints, "ckpt_path"),
+    "model.disable_dropout": partial(dropout, "use_dropout", "model.path"),
+    **dict.fromkeys(
+        ("evaluator.freq_*", "evaluator.eval_before_train"),
+        idle(lambda values: values.get("valid_dataset.path") is None, "no effect: there is no valid_dataset"),
+    ),
     **{f"*.{name}": loss_scaling for name in LOSS_SCALING},
     "*.warmup_steps_proportion": warmup_share,
-    "*.scheduling_strategy.*": lambda key, value, values: redundant("the run has only one model, with its own GPUs"),
+    "*.scheduling_strategy.*": independent(redundant("the run has only one model, with its own GPUs")),
     **{f"model.{backend}*": _unselected_backend for backend in LEARNERS},
-    "model.megatron*": _megatron,
+    "model.megatron*": lambda key, value, values: _unselected_backend(key, value, values) or unsupported(_NO_MEGATRON),
     f"model{AUTOTP}": _autotp,
     "model.archon.moe_router_dtype": lambda key, value, values: router(
         "actor", value, {"actor.backend": values.get("model.backend")}
     ),
-    "model.use_lora": lambda key, value, values: redundant("set by model.lora.rank" if value else "off"),
+    "model.use_lora": independent(lambda is_on: redundant("set by model.lora.rank" if is_on else "off")),
     **{f"model.{name}": _limit for name in ONE_LIMIT},
     "*": _others,
 }
@@ -330,17 +306,16 @@ KEYS: dict[str, Entry] = {
     "valid_dataset": missing("a value for a whole table; set its fields instead"),
     # keeping and watching
     "evaluator.eval_before_train": "eval_before_train",
-    "recover.mode": recovery("recover_mode"),
+    "recover.mode": partial(recovery, "recover_mode"),
     "recover.retries": "recover_retries",
     "stats_logger.trackio.*": missing("the Trackio tracker", "disabled"),
     # machines
     "cluster.cluster_name": redundant("only a label"),
     "launcher.*": missing("launcher settings beyond those in docs/launching.md"),
     "scheduler.*": redundant("supervised runs use no rewards"),
-    "sglang.*": redundant(_ENGINES),
-    "vllm.*": redundant(_ENGINES),
-    "rollout.*": redundant(_ENGINES),
-    "model.temperature": redundant(_ENGINES),
+    **dict.fromkeys(
+        ("sglang.*", "vllm.*", "rollout.*", "model.temperature"), redundant("supervised runs generate nothing")
+    ),
     **{
         key.replace("actor.", "model.", 1): entry_of_one_model(entry)
         for key, entry in (LEARNER_KEYS | ROLLOUT_KEYS).items()

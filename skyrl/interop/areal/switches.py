@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyrl.interop.switches import Switch
+from skyrl.interop.systems import Switch
 from skyrl.interop.translation import number
 
 SWITCHES: tuple[Switch, ...] = (

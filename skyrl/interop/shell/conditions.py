@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from attrs import define
 
-from skyrl.interop.shell.patterns import regular
-from skyrl.interop.shell.syntax import split_words
+from skyrl.interop.shell.syntax import regular, split_words
 from skyrl.interop.shell.unknown import is_known, outside
 from skyrl.interop.shell.words import Words
 
@@ -24,10 +23,6 @@ _TEXTS = ("=", "==", "!=", "=~", "<", ">")
 _FILES = ("-nt", "-ot", "-ef")
 
 
-class _Malformed(ValueError):
-    """An expression that a shell would not accept, or that this does not read."""
-
-
 def holds(expression: str, words: Words, *, is_double: bool) -> bool | None:
     """Whether the expression between the brackets holds; None if only running the script would tell."""
     spaced = re.sub(r"(?<=\s)([()])(?=\s*)", r" \1 ", f" {expression} ") if is_double else expression
@@ -37,7 +32,7 @@ def holds(expression: str, words: Words, *, is_double: bool) -> bool | None:
     try:
         result = test.either()
         return result if test.position == len(test.words) else None
-    except (_Malformed, ValueError, RecursionError):
+    except (ValueError, RecursionError):  # an expression that a shell would not accept, or that this does not read
         return None
 
 
@@ -87,10 +82,10 @@ class _Test:
         if left > 1 and self._accept("!"):
             result = self._primary()
             return None if result is None else not result
-        if (left > 1 and self._accept("(")) or (left > 1 and self._accept("\\(")):
+        if left > 1 and (self._accept("(") or self._accept("\\(")):
             result = self.either()
             if not self._accept(")") and not self._accept("\\)"):
-                raise _Malformed
+                raise ValueError("a parenthesis that is not closed")
             return result
         word = self.words[self.position]
         self.position += 1
@@ -119,10 +114,8 @@ class _Test:
         self.position += 3
         one = self._text(left)
         if operator in _NUMBERS:
-            numbers = [self._number(one), self._number(self._text(right))]
-            return (
-                None if None in numbers else _NUMBERS[operator](*[number for number in numbers if number is not None])
-            )
+            first, second = self._number(one), self._number(self._text(right))
+            return None if first is None or second is None else _NUMBERS[operator](first, second)
         if operator in _FILES or not is_known(one):
             return None
         if self.is_double and operator in ("=", "==", "!="):

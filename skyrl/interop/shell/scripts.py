@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 from attrs import define, evolve, field, frozen
 
-from skyrl.errors import ConfigError, Problem
 from skyrl.installation import install_command
+from skyrl.interop import not_converted
 from skyrl.interop.shell.conditions import holds, known
-from skyrl.interop.shell.patterns import regular
-from skyrl.interop.shell.syntax import split_words
+from skyrl.interop.shell.syntax import regular, split_words
 from skyrl.interop.shell.unknown import is_known, outside, shown, unknown, without_marks
 from skyrl.interop.shell.variables import LONGEST, Array, TooLong, Variables
 from skyrl.interop.shell.words import Words
@@ -26,7 +25,6 @@ from skyrl.interop.shell.words import Words
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-_TITLE = "Nothing was converted"
 _MOST_STEPS = 50_000
 _MOST_ROUNDS = 200
 """Largest number of rounds of one loop."""
@@ -93,10 +91,8 @@ def read_script(text: str, name: str = "script") -> Script:
     text = re.sub(r"\\\s*\Z", "\n", text)  # a line that continues on none
     tree = _parsed(text, name)
     if broken := _broken(tree):
-        line = broken.start_point.row + 1
-        message = f"line {line}: not understood as a shell script: {_excerpt(_source(broken))!r}"
-        hint = "write the command out in a script of its own, and convert that"
-        raise ConfigError([Problem(path=name, message=message, hint=hint)], title=_TITLE)
+        message = f"line {_line(broken)}: not understood as a shell script: {_excerpt(_source(broken))!r}"
+        raise not_converted(name, message, "write the command out in a script of its own, and convert that")
     assumed: dict[str, str] = {}
     for _ in range(10):  # what is assumed of a variable holds in the lines before, too
         before = set(assumed)
@@ -106,16 +102,13 @@ def read_script(text: str, name: str = "script") -> Script:
         except _ControlFlow as end:
             shell.ends = end.line
         except (TooLong, RecursionError) as error:
-            message = f"cannot be followed to its end, for want of a bound: {error}"
-            raise ConfigError([Problem(path=name, message=message)], title=_TITLE) from None
+            raise not_converted(name, f"cannot be followed to its end, for want of a bound: {error}") from None
         if set(assumed) == before:
             break
-    named = tuple((item, becomes) for item, becomes in assumed.items())
-    undecided = tuple(dict.fromkeys(shell.undecided))
     return Script(
         commands=tuple(shell.commands),
-        assumed=named,
-        undecided=undecided,
+        assumed=tuple(assumed.items()),
+        undecided=tuple(dict.fromkeys(shell.undecided)),
         sourced=tuple(dict.fromkeys(shell.sourced)),
         ends=shell.ends,
     )
@@ -126,16 +119,8 @@ def _parsed(text: str, name: str) -> Node:
         import tree_sitter_bash
         from tree_sitter import Language, Parser
     except ImportError:
-        raise ConfigError(
-            [
-                Problem(
-                    path=name,
-                    message="scripts are read with a grammar of the shell, which is not installed",
-                    hint=install_command("convert"),
-                )
-            ],
-            title=_TITLE,
-        ) from None
+        message = "scripts are read with a grammar of the shell, which is not installed"
+        raise not_converted(name, message, install_command("convert")) from None
     return Parser(Language(tree_sitter_bash.language())).parse(_disguised(text).encode()).root_node
 
 
@@ -179,6 +164,10 @@ def _excerpt(text: str) -> str:
 
 def _line(node: Node) -> int:
     return int(node.start_point.row) + 1
+
+
+def _statements(node: Node) -> list[Node]:
+    return [child for child in node.children if child.is_named and child.type != "comment"]
 
 
 @define
@@ -251,7 +240,7 @@ class _Shell:
 
     def _list(self, node: Node) -> Status:
         """`a && b`, `a || b`. A program whose status is unknown is taken to succeed; a condition is not."""
-        parts = [child for child in node.children if child.is_named and child.type != "comment"]
+        parts = _statements(node)
         operator = next((child.type for child in node.children if child.type in ("&&", "||")), "&&")
         if len(parts) < 2:
             return self.run_all(parts)
@@ -278,16 +267,14 @@ class _Shell:
             return self._sum(_source(node)[2:-2])
         return self.run_all(node.children)
 
-    def _subshell(self, node: Node) -> Status:
-        return self._forked_shell().finish(node.children)
-
     def _pipeline(self, node: Node) -> Status:
         status: Status = 0
-        parts = [child for child in node.children if child.is_named and child.type != "comment"]
+        parts = _statements(node)
         for at, child in enumerate(parts):
             inner = self._forked_shell()
             inner.output = self.output if at == len(parts) - 1 else []
-            if at and self.output is not None and not _reads_nothing(child):
+            passes_over = _source(child).split(maxsplit=1)[:1] in (["echo"], ["printf"])
+            if at and self.output is not None and not passes_over:
                 inner.output = []  # what a program makes of its input is unknown
                 self.output.append(unknown(f"$({_excerpt(_source(node))})"))
             status = inner.finish([child])
@@ -312,9 +299,6 @@ class _Shell:
         return self.finish(tree.children)
 
     # -- Branches and loops
-
-    def _if(self, node: Node) -> Status:
-        return self._branches(node, _clauses(node))
 
     def _branches(self, node: Node, clauses: list[tuple[list[Node], list[Node]]]) -> Status:
         if not clauses:
@@ -361,11 +345,9 @@ class _Shell:
         names = {name for shell in shells for name in shell.variables.values}
         for name in sorted(names):
             values = [shell.variables.values.get(name, "") for shell in shells]
-            is_set = [name in shell.variables.values for shell in shells]
-            if all(value == values[0] for value in values) and all(is_set):
-                self.variables.values[name] = values[0]
-                continue
-            self.variables.values[name] = unknown(f"$({name} of line {line})")
+            is_set = all(name in shell.variables.values for shell in shells)
+            is_same = is_set and all(value == values[0] for value in values)
+            self.variables.values[name] = values[0] if is_same else unknown(f"$({name} of line {line})")
         self.functions |= {name: body for shell in shells for name, body in shell.functions.items()}
         self.exported |= {name for shell in shells for name in shell.exported}
 
@@ -402,11 +384,8 @@ class _Shell:
         name = _source(node.child_by_field_name("variable") or node)
         raw = [_source(entry) for entry in node.children_by_field_name("value")]
         has_list = any(child.type == "in" for child in node.children)
-        items = (
-            [attribute for word in raw for attribute in self.words.fields(word)]
-            if has_list
-            else [*self.variables.arguments]
-        )
+        listed = [item for word in raw for item in self.words.fields(word)]
+        items = listed if has_list else [*self.variables.arguments]
         body = _body(node)
         if any(child.type == "select" for child in node.children) or any(not is_known(item) for item in items):
             return self._run_body_once(node, body, [name])
@@ -478,9 +457,7 @@ class _Shell:
         """Run the body of a loop, of which nobody knows how often it runs."""
 
         def rounds(shell: _Shell) -> Status:
-            for name in names:
-                shell.variables.set(name, unknown(f"$({name} of line {_line(node)})"))
-            for name in _assigned(body):  # may have changed in an earlier round
+            for name in (*names, *_assigned(body)):  # may have changed in an earlier round
                 shell.variables.set(name, unknown(f"$({name} of line {_line(node)})"))
             shell._round(body)
             return 0
@@ -512,8 +489,7 @@ class _Shell:
     # -- Functions, assignments
 
     def _function(self, node: Node) -> Status:
-        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
-        if name is not None and body is not None:
+        if (name := node.child_by_field_name("name")) and (body := node.child_by_field_name("body")):
             self.functions[_source(name)] = body
         return 0
 
@@ -533,11 +509,13 @@ class _Shell:
         finally:
             self._depth -= 1
             self.variables.arguments, self.variables.in_function = before
-            for local, value in self._frames.pop().items():
-                if value is None:
-                    self.variables.values.pop(local, None)
-                else:
-                    self.variables.values[local] = value
+            self._restore(self._frames.pop())
+
+    def _restore(self, before: dict[str, str | Array | None]) -> None:
+        """Give variables back their earlier values, which are None for those that were not set."""
+        self.variables.values |= {name: value for name, value in before.items() if value is not None}
+        for name in (name for name, value in before.items() if value is None):
+            self.variables.values.pop(name, None)
 
     def _assignment(self, node: Node, more: str = "") -> Status:
         """Run an assignment. `more` is the end of its value, which the grammar may take for another word."""
@@ -577,9 +555,6 @@ class _Shell:
                     items[str(len(items))] = attribute
         return items
 
-    def _assignments(self, node: Node) -> Status:
-        return self.run_all(node.children)
-
     def _declaration(self, node: Node) -> Status:
         kind = node.children[0].type
         flags = "".join(_source(child)[1:] for child in node.children[1:] if _source(child).startswith("-"))
@@ -615,7 +590,7 @@ class _Shell:
         for child in node.children[1:]:
             for name in self.words.fields(_source(child)):
                 if re.fullmatch(r"\w+", name):
-                    self.variables.unset(name)
+                    self.variables.values[name] = None
         return 0
 
     # -- Commands
@@ -627,23 +602,18 @@ class _Shell:
         arguments: list[Node] = []
         writes = False
         for child in node.children:
-            if child.type == "heredoc_redirect":
-                for at, part in enumerate(child.children):
-                    kind = child.field_name_for_child(at)
-                    if kind == "argument":
-                        arguments.append(part)
-                    elif kind == "right" or part.type == "pipeline":
-                        more.append(part)
-                    elif part.type == "heredoc_body":
-                        texts.append(_source(part))
+            for at, part in enumerate(child.children if child.type == "heredoc_redirect" else ()):
+                kind = child.field_name_for_child(at)
+                if kind == "argument":
+                    arguments.append(part)
+                elif kind == "right" or part.type == "pipeline":
+                    more.append(part)
+                elif part.type == "heredoc_body":
+                    texts.append(_source(part))
             for part in child.children if child.type == "file_redirect" else ():
                 if part.type == "process_substitution":
                     self._forked_shell().finish(part.children)
-            writes = writes or (
-                child.type == "file_redirect"
-                and any(item.type in (">", ">>", "&>") for item in child.children)
-                and "2>" not in _source(child)[:2]
-            )
+                writes = writes or (part.type in (">", ">>", "&>") and not _source(child).startswith("2>"))
         output = self.output
         if writes and output is not None:
             self.output = []
@@ -671,7 +641,7 @@ class _Shell:
             if child.type not in ("variable_assignment", "comment") and not child.type.endswith("_redirect")
         ]
         if assignments and ends[assignments[-1].id]:
-            nodes = nodes[_adjacent(assignments[-1]) :]
+            nodes = nodes[len(_adjacent(assignments[-1])) :]
         words = [field for raw in _raw_words([*nodes, *extra]) for field in self.words.fields(raw)]
         herestrings = [child.children[-1] for child in node.children if child.type == "herestring_redirect"]
         self.input = self.words.text(_source(herestrings[0])) if herestrings else None
@@ -690,11 +660,7 @@ class _Shell:
             return self._run_command(node, words, texts)
         finally:
             self.exported = exported
-            for name, value in before.items():
-                if value is None:
-                    self.variables.values.pop(name, None)
-                else:
-                    self.variables.values[name] = value
+            self._restore(before)
 
     def _run_command(self, node: Node, words: list[str], texts: Sequence[str]) -> Status:
         name = words[0]
@@ -719,9 +685,8 @@ class _Shell:
         """Read the script that a command hands to another shell: `bash -c "..."`."""
         tree = _parsed(text, self.name)
         if _broken(tree):
-            self.commands.append(
-                ScriptCommand(line=self.line, words=("bash", "-c", unknown("$(...)")), is_certain=False)
-            )
+            words = ("bash", "-c", unknown("$(...)"))
+            self.commands.append(ScriptCommand(line=self.line, words=words, is_certain=False))
             return None
         shell = self._forked_shell()
         exported = {name: value for name, value in self.variables.values.items() if name in (*self.exported, "HOME")}
@@ -781,12 +746,6 @@ class _Shell:
         result = holds(source[2:-2] if is_double else source[1:-1], self.words, is_double=is_double)
         return None if result is None else int(not result)
 
-    def _let(self, node: Node, words: list[str]) -> Status:
-        status: Status = None
-        for word in words:
-            status = self._sum(word)
-        return status
-
     def _set(self, node: Node, words: list[str]) -> Status:
         if "--" in words:
             self.variables.arguments = tuple(words[words.index("--") + 1 :])
@@ -822,7 +781,7 @@ class _Shell:
         name = _source(next(child for child in node.children if child.type == "command_name"))
         names = [word for word in words if not word.startswith("-")]
         if name == "read" and self.input is not None and is_known(self.input) and all(map(str.isidentifier, names)):
-            parts = Words(self.variables, self._output_of).split(self.input)
+            parts = self.words.split(self.input)
             if any("a" in word for word in words if word.startswith("-")):
                 self.variables.set_array(names[0], {str(at): part for at, part in enumerate(parts)})
                 return 0
@@ -893,11 +852,6 @@ class _Shell:
         return 1 if not self.variables.arguments else self._run_read(node, words)
 
 
-def _reads_nothing(node: Node) -> bool:
-    """Whether the last part of a pipeline passes its input over, as `echo` does."""
-    return _source(node).split(maxsplit=1)[:1] in (["echo"], ["printf"])
-
-
 def _clauses(node: Node) -> list[tuple[list[Node], list[Node]]]:
     """Condition and body of each branch of an `if`; the condition of `else` is empty."""
     clauses: list[tuple[list[Node], list[Node]]] = []
@@ -910,7 +864,7 @@ def _clauses(node: Node) -> list[tuple[list[Node], list[Node]]]:
             condition, body = _clauses(child)[0]
         elif child.type == "else_clause":
             clauses.append((condition, body))
-            clauses.append(([], [item for item in child.children if item.is_named and item.type != "comment"]))
+            clauses.append(([], _statements(child)))
             return clauses
         elif child.type == "then":
             is_condition = False
@@ -921,7 +875,7 @@ def _clauses(node: Node) -> list[tuple[list[Node], list[Node]]]:
 
 def _body(node: Node) -> list[Node]:
     body = node.child_by_field_name("body")
-    return [] if body is None else [child for child in body.children if child.is_named and child.type != "comment"]
+    return [] if body is None else _statements(body)
 
 
 def _patterns(item: Node) -> list[str]:
@@ -938,29 +892,22 @@ def _assigned(nodes: Iterable[Node]) -> Iterator[str]:
 
 def _end_of_value(assignment: Node) -> str:
     """The end of a value such as `$A/b/$C`, which the grammar may cut off."""
-    text, node = "", assignment
-    for _ in range(_adjacent(assignment)):
-        node = node.next_sibling or node
-        text += _source(node)
-    return text
+    return "".join(map(_source, _adjacent(assignment)))
 
 
 def _ends_line(assignment: Node) -> bool:
     """Whether the next part of the command is on another line, to which the assignment does not belong."""
-    node = assignment
-    for _ in range(_adjacent(assignment)):
-        node = node.next_sibling or node
+    node = [assignment, *_adjacent(assignment)][-1]
     return node.next_sibling is not None and "\n" in _text_between(node, node.next_sibling)
 
 
-def _adjacent(assignment: Node) -> int:
-    """How many parts follow an assignment without a space."""
-    count, node = 0, assignment
-    while (
-        node.next_sibling is not None and node.next_sibling.is_named and node.next_sibling.start_byte == node.end_byte
-    ):
-        count, node = count + 1, node.next_sibling
-    return count
+def _adjacent(assignment: Node) -> list[Node]:
+    """The parts that follow an assignment without a space."""
+    parts: list[Node] = []
+    node = assignment
+    while (following := node.next_sibling) and following.is_named and following.start_byte == node.end_byte:
+        parts.append(node := following)
+    return parts
 
 
 def _name_of(assignment: Node) -> str:
@@ -1039,23 +986,21 @@ _RUN: dict[str, Callable[[_Shell, Node], Status]] = {
     "list": _Shell._list,
     "negated_command": _Shell._negated,
     "compound_statement": _Shell._group,
-    "subshell": _Shell._subshell,
+    "subshell": lambda shell, node: shell._forked_shell().finish(node.children),
     "pipeline": _Shell._pipeline,
-    "if_statement": _Shell._if,
+    "if_statement": lambda shell, node: shell._branches(node, _clauses(node)),
     "case_statement": _Shell._case,
     "for_statement": _Shell._run_for,
     "c_style_for_statement": _Shell._run_arithmetic_for,
     "while_statement": _Shell._run_while,
     "function_definition": _Shell._function,
     "variable_assignment": _Shell._assignment,
-    "variable_assignments": _Shell._assignments,
     "declaration_command": _Shell._declaration,
     "unset_command": _Shell._unset,
     "redirected_statement": _Shell._redirected,
     "command": _Shell._command,
     "test_command": _Shell._brackets,
-    "program": lambda shell, node: shell.run_all(node.children),
-    "do_group": lambda shell, node: shell.run_all(node.children),
+    **dict.fromkeys(("program", "do_group", "variable_assignments"), lambda shell, node: shell.run_all(node.children)),
 }
 """Kind of a statement in the grammar -> how it runs."""
 
@@ -1063,26 +1008,17 @@ _BUILTINS: dict[str, Callable[[_Shell, Node, list[str]], Status]] = {
     "echo": _Shell._echo,
     "printf": _Shell._printf,
     "test": _Shell._test,
-    "let": _Shell._let,
+    "let": lambda shell, node, words: shell._sum(",".join(words)) if words else None,
     "set": _Shell._set,
     "shift": _Shell._shift,
     "eval": _Shell._eval,
-    "read": _Shell._run_read,
-    "mapfile": _Shell._run_read,
-    "readarray": _Shell._run_read,
+    **dict.fromkeys(("read", "mapfile", "readarray"), _Shell._run_read),
     "getopts": _Shell._options,
-    "basename": _Shell._paths,
-    "dirname": _Shell._paths,
+    **dict.fromkeys(("basename", "dirname"), _Shell._paths),
     "seq": _Shell._seq,
-    "pwd": _Shell._unknown,
-    "type": _Shell._unknown,
-    "hash": _Shell._unknown,
-    "kill": _Shell._unknown,
-    "jobs": _Shell._unknown,
-    "source": _Shell._source_file,
-    ".": _Shell._source_file,
-    "command": _Shell._run_prefixed,
-    "builtin": _Shell._run_prefixed,
+    **dict.fromkeys(("pwd", "type", "hash", "kill", "jobs"), _Shell._unknown),
+    **dict.fromkeys(("source", "."), _Shell._source_file),
+    **dict.fromkeys(("command", "builtin"), _Shell._run_prefixed),
     "exec": _Shell._replaces,
     "false": lambda shell, node, words: 1,
     "exit": lambda shell, node, words: shell._leave("exit", node, words),

@@ -50,17 +50,15 @@ class Variables:
         unless it was assumed to be unset.
         """
         if name.isascii() and name.isdigit() and int(name):
-            number = int(name) - 1
-            return self.arguments[number] if number < len(self.arguments) else self._missing_argument(name)
+            if int(name) <= len(self.arguments):
+                return self.arguments[int(name) - 1]
+            return None if self.in_function or f"${name}" in self.assumed else unknown(f"${name}")
         value = self.values.get(name)
         if isinstance(value, dict):
             return value.get("0", unknown(f"$({name})") if name not in self.keyed and not value else "")
         if name not in self.values and name not in self.assumed:
             return unknown(f"$({name})" if name in _OF_THE_SHELL or name in "?$!-_" else f"${name}")
         return value
-
-    def _missing_argument(self, name: str) -> str | None:
-        return None if self.in_function or f"${name}" in self.assumed else unknown(f"${name}")
 
     def is_outside(self, name: str) -> bool:
         """Whether the variable would come from outside of the script."""
@@ -97,16 +95,12 @@ class Variables:
             raise TooLong(f"the value of {name}")
         self.values[name] = array
 
-    def set_item(self, name: str, key: str, value: str, *, adds: bool = False) -> None:
+    def set_item(self, name: str, key: str, value: str, *, adds: bool) -> None:
         """Set one item of an array."""
         array = self.values.get(name)
         if not isinstance(array, dict):
             array = self.values[name] = {"0": array} if array else {}
         array[key] = array.get(key, "") + value if adds else value
-
-    def unset(self, name: str) -> None:
-        """Remove a variable."""
-        self.values[name] = None
 
     def assume_unset(self, name: str, becomes: str) -> None:
         """Assume that a variable from outside is not set, in which case the script does what `becomes` says."""

@@ -1,19 +1,111 @@
 """Expands the words of a script as a shell does, as far as the script determines them: quotes, variables with all their
-forms, sums, braces, and commands whose output is known.
+forms, sums (`$((1024 * 2))`, `((i < 4))`), braces, and commands whose output is known.
 """
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 from collections.abc import Callable
 
 from attrs import define, evolve, frozen
 
-from skyrl.interop.shell.arithmetic import calculated
-from skyrl.interop.shell.patterns import alternatives, escaped, regular
-from skyrl.interop.shell.syntax import closing, end_of_ansi, end_of_quote, unquoted
+from skyrl.interop.shell.syntax import alternatives, closing, end_of_ansi, end_of_quote, escaped, regular, unquoted
 from skyrl.interop.shell.unknown import is_known, outside, separated, shown, unknown
 from skyrl.interop.shell.variables import LONGEST, TooLong, Variables
+from skyrl.tree.python_source import parsed_expression
+
+_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+}
+_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_DEEPEST_SUM = 20
+"""Deepest nesting of variables within variables that is resolved."""
+
+_LONGEST_SUM = 500
+"""Largest number of characters in one sum."""
+
+
+def calculated(expression: str, value_of: Callable[[str], str], depth: int = 0) -> int | None:
+    """The value of a sum as a shell computes it; None for other operators, and for variables that are not numbers.
+    `value_of` gives the text of a variable, empty for one that is not set; `depth` counts variables within variables.
+    """
+    text = expression.strip() or "0"
+    if depth > _DEEPEST_SUM or len(text) > _LONGEST_SUM:
+        return None
+    choice = re.fullmatch(r"([^?]+)\?([^?:]+):([^?:]+)", text)
+    if choice:
+        condition = calculated(choice[1], value_of, depth + 1)
+        return None if condition is None else calculated(choice[2 if condition else 3], value_of, depth + 1)
+    try:
+        return _evaluate(parsed_expression(_python_expression(text)), value_of, depth)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _python_expression(text: str) -> str:
+    """The expression with the shell's operators in Python's words, and its octal numbers in Python's form."""
+    text = text.replace("&&", " and ").replace("||", " or ").replace("\n", " ").replace("//", " invalid invalid ")
+    text = re.sub(r"(?<![\w.])0(?=[0-7]+\b)", "0o", text)
+    return re.sub(r"!(?!=)", " not ", text)
+
+
+def _evaluate(node: ast.expr, value_of: Callable[[str], str], depth: int) -> int | None:
+    match node:
+        case ast.Constant(value=int(number)) if not isinstance(number, bool):
+            return number
+        case ast.Name(id=name):
+            return calculated(value_of(name), value_of, depth + 1)
+        case ast.UnaryOp(op=op, operand=operand):
+            value = _evaluate(operand, value_of, depth)
+            if value is None:
+                return None
+            return {ast.USub: -value, ast.UAdd: value, ast.Not: int(not value), ast.Invert: ~value}[type(op)]
+        case ast.BinOp(left=left, op=op, right=right):
+            one, other = _evaluate(left, value_of, depth), _evaluate(right, value_of, depth)
+            return None if one is None or other is None else _combined(one, op, other)
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
+            one, other = _evaluate(left, value_of, depth), _evaluate(right, value_of, depth)
+            return None if one is None or other is None else int(_COMPARISONS[type(op)](one, other))
+        case ast.BoolOp(op=op, values=values):
+            results = [_evaluate(item, value_of, depth) for item in values]
+            if None in results:
+                return None
+            return int(all(results) if isinstance(op, ast.And) else any(results))
+    return None
+
+
+def _combined(one: int, op: ast.operator, other: int) -> int | None:
+    """The result as a shell computes it, with division rounding towards zero; None if there is none."""
+    if type(op) in _OPERATIONS:
+        value = _OPERATIONS[type(op)](one, other)
+    elif isinstance(op, ast.Div) and other:
+        value = abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
+    elif isinstance(op, ast.Mod) and other:
+        value = abs(one) % abs(other) * (1 if one >= 0 else -1)
+    elif isinstance(op, ast.Pow) and 0 <= other < 64 and abs(one) < 2**16:
+        value = one**other
+    elif isinstance(op, ast.LShift) and 0 <= other < 63 and abs(one) < 2**62:
+        value = one << other
+    elif isinstance(op, ast.RShift) and 0 <= other < 64:
+        value = one >> other
+    else:
+        return None
+    return value if abs(value) < 2**63 else None
+
 
 _NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?!$-]")
 _BRACED = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?!$-])")
@@ -179,19 +271,15 @@ class Words:
             end = closing(word, position + 1)
             end = end if end > 0 else len(word)
             if following == "(":
-                return [self._value(self._bracketed(word[position:end]), in_double)], end
+                text = word[position:end]
+                is_sum = text.startswith("$((") and text.endswith("))")
+                return [self._value(self.sum(text[3:-2]) if is_sum else self.run(text[2:-1]), in_double)], end
             return self._braced(word[position + 2 : end - 1], in_double), end
         name = _NAME.match(word, position + 1)
         return (self._expand_name(name[0], in_double), name.end()) if name else None
 
     def _value(self, text: str, in_double: bool) -> _Piece:
         return _Piece(text, is_quoted=in_double, is_literal=False)
-
-    def _bracketed(self, text: str) -> str:
-        """The value of `$((sum))` or the output of `$(command)`."""
-        if text.startswith("$((") and text.endswith("))"):
-            return self.sum(text[3:-2])
-        return self.run(text[2:-1])
 
     def sum(self, expression: str) -> str:
         """The value of a sum."""
@@ -272,9 +360,8 @@ class Words:
         """`${!NAME}`, the variable that NAME names, and `${!ARRAY[@]}`, the keys of an array."""
         if index in ("@", "*"):
             array = self.variables.values.get(name)
-            return self._expand_items(
-                list(array) if isinstance(array, dict) else [], in_double and index == "@", in_double
-            )
+            keys = list(array) if isinstance(array, dict) else []
+            return self._expand_items(keys, in_double and index == "@", in_double)
         pointed = self.variables.get(name) or ""
         if not is_known(pointed) or not re.fullmatch(r"\w+(\[[\w@*]+\])?", pointed):
             return []
@@ -291,10 +378,9 @@ class Words:
                 return []
             return [self._value(str(len(items)), in_double)]
         if default := _DEFAULT.match(rest):
-            is_set = bool(items)
             if default[0][-1] == "+":
-                return self._operand(rest[default.end() :], in_double) if is_set else [self._value("", False)]
-            if not is_set:
+                return self._operand(rest[default.end() :], in_double) if items else [self._value("", False)]
+            if not items:
                 return self._operand(rest[default.end() :], in_double)
             rest = ""
         if rest.startswith(":"):
@@ -360,14 +446,9 @@ class Words:
             cut_out = self._slice(form[1:])
             if cut_out is None:
                 return None
-            start, length = cut_out
-            end = (
-                None
-                if length is None
-                else length
-                if length < 0
-                else (start if start >= 0 else len(text) + start) + length
-            )
+            start, end = cut_out
+            if end is not None and end >= 0:  # a length; a negative one is counted from the end of the text
+                end += start if start >= 0 else len(text) + start
             return text[start:end]
         change = _CASE.get(form)
         return change(text) if change else None
@@ -384,8 +465,8 @@ class Words:
         return text if not positions else text[: positions[0 if form == "%%" else -1]]
 
     def _replaced(self, text: str, form: str, rest: str) -> str | None:
-        parts = _around_slash(rest)
-        pattern, replacement = self.pattern(parts[0]), self.text(parts[1])
+        slash = next(iter(unquoted(rest, "/")), len(rest))
+        pattern, replacement = self.pattern(rest[:slash]), self.text(rest[slash + 1 :])
         if not is_known(pattern) or not is_known(replacement):
             return None
         if not pattern:
@@ -401,12 +482,6 @@ class Words:
         if not all(re.fullmatch(r"-?\d+", number) for number in numbers):
             return None
         return int(numbers[0]), int(numbers[1]) if colon else None
-
-
-def _around_slash(rest: str) -> tuple[str, str]:
-    """Pattern and replacement of `pattern/replacement`."""
-    slashes = unquoted(rest, "/")
-    return (rest[: slashes[0]], rest[slashes[0] + 1 :]) if slashes else (rest, "")
 
 
 def _ansi(text: str) -> str:

@@ -13,22 +13,22 @@ from typing import Any
 
 from attrs import evolve
 
-from skyrl.errors import ConfigError, Problem
+from skyrl.interop import not_converted
 from skyrl.interop.launches import PeerPrograms, launch_of, reads_images
 from skyrl.interop.report import Conversion, Line
 from skyrl.interop.skyrl.defaults import defaults_of_classes, other_defaults, version_notice
 from skyrl.interop.skyrl.programs import KNOWN, settings_of
 from skyrl.interop.skyrl.settings import convert_one
-from skyrl.interop.skyrl.sft import convert_settings, convert_sft, is_sft
-from skyrl.interop.values import References, flat_file, is_script, text_of, without_references, yaml_value
+from skyrl.interop.skyrl.sft import convert_settings, is_sft
+from skyrl.interop.values import References, flat_file, is_script, without_references, yaml_value
 from skyrl.interop.writing import Writing, apply
+from skyrl.tree.files import read_text
 
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][^=\s]*=.*|~[A-Za-z_]\w*(?:\.\w+)+", re.DOTALL)
 _OURS = re.compile(
     r"[+~]{0,2}(data|trainer|generator|environment|optimizer_config|placement|model)\.\w[^=\s]*=.*", re.DOTALL
 )
 _LAUNCHER = PeerPrograms(name="SkyRL", programs=KNOWN, is_setting=lambda word: _OURS.fullmatch(word) is not None)
-_DEFAULTS_OF_HYDRA = "removes a Hydra default, and there are none here"
 
 
 def convert_skyrl(name: str, *, number: int | None = None) -> Conversion:
@@ -36,26 +36,22 @@ def convert_skyrl(name: str, *, number: int | None = None) -> Conversion:
     if the file cannot be read, and if the script starts no run, or several and none is chosen.
     """
     if is_script(name):
-        launch = launch_of(text_of(name), name, _LAUNCHER, number)
+        launch = launch_of(read_text(name), name, _LAUNCHER, number)
         overrides, launch = launch.split(lambda word: _OVERRIDE.fullmatch(word) is not None)
-        _refuse_images(overrides, name, launch.line)
+        settings = dict(override.partition("=")[::2] for override in overrides)
+        model = settings.get("model.path", "")  # of supervised training, whose rows have images then
+        if reads_images(model) and settings.get("language_model_only", "") != "true":
+            raise not_converted(
+                name, f"line {launch.line} trains {model} on rows with images, which skyrl does not do yet"
+            )
         return launch.finished(convert_overrides(overrides, name, program=launch.program))
     values, _ = without_references(flat_file(name))
     if is_sft(values):
-        return convert_sft(values, name)
+        return convert_settings([*values.items()], name)
     writing = Writing(name)
     for key, value in values.items():
-        convert_one(writing, key, value, others=values)
+        convert_one(writing, key, value, values)
     return _finished(writing, values)
-
-
-def _refuse_images(overrides: Iterable[str], name: str, line: int) -> None:
-    """Raise `ConfigError` for supervised training of a model that reads images, whose rows have some."""
-    settings = dict(override.partition("=")[::2] for override in overrides)
-    model = settings.get("model.path", "")
-    if reads_images(model) and settings.get("language_model_only", "") != "true":
-        message = f"line {line} trains {model} on rows with images, which skyrl does not do yet"
-        raise ConfigError([Problem(path=name, message=message)], title="Nothing was converted")
 
 
 def convert_overrides(overrides: Iterable[str], where: str = "overrides", *, program: str = "") -> Conversion:
@@ -85,7 +81,7 @@ def convert_overrides(overrides: Iterable[str], where: str = "overrides", *, pro
         if become:
             apply(writing, item.key, filled, become)
         else:
-            convert_one(writing, item.key, filled, item.text, added=item.is_added, others=others)
+            convert_one(writing, item.key, filled, others, item.text, added=item.is_added)
     converted = _finished(writing, values, implied)
     written = {path for line in converted.lines for path in line.targets}
     silent = [(path, value) for path, value in implied.items() if path not in written]
@@ -106,7 +102,8 @@ class _Override:
 
 
 def _taken_away(override: _Override) -> Line:
-    return Line(outcome="refused", source=override.override, reason=_DEFAULTS_OF_HYDRA)
+    reason = "removes a Hydra default, and there are none here"
+    return Line(outcome="refused", source=override.override, reason=reason)
 
 
 def _finished(
@@ -119,17 +116,10 @@ def _finished(
     if "trainer.device" not in values and values:
         writing.write("trainer.device", "trainer.device", "cuda")
     tables = {path.rpartition(".")[0] for path in implied}
-    written = {
-        path: defaults_of_class
-        for path, defaults_of_class in defaults_of_classes(settings).items()
-        if path.rpartition(".")[0] not in tables
-    }
+    omitted = defaults_of_classes(settings)
+    written = {path: value for path, value in omitted.items() if path.rpartition(".")[0] not in tables}
     for path, value in written.items():
         writing.write(path, path, value)
-    converted = writing.finish(lambda run: tuple(other_defaults(writing, "rl", values, _convert)) if values else ())
+    converted = writing.finish(lambda run: tuple(other_defaults(writing, "rl", values, convert_one)) if values else ())
     lines = (Line(outcome="kept", source=path, value=value, targets=(path,)) for path, value in written.items())
     return evolve(converted, notice=version_notice("rl", settings), defaults=tuple(lines))
-
-
-def _convert(writing: Writing, key: str, value: object, values: Mapping[str, Any]) -> None:
-    convert_one(writing, key, value, others=values)

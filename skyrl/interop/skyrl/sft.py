@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
 
 from skyrl.config import SFTConfig
-from skyrl.interop.environment import read_environment
+from skyrl.config.loading.newer_upstream_fields import NEWER_UPSTREAM_FIELDS
+from skyrl.errors import ConfigError
 from skyrl.interop.report import Conversion, Line
 from skyrl.interop.skyrl.defaults import other_defaults, tree_of, version_notice
-from skyrl.interop.skyrl.newer_settings import SFT, of_a_policy
-from skyrl.interop.skyrl.settings import convert_one
-from skyrl.interop.translation import (
-    Entry,
-    Translation,
-    fixed,
-    redundant,
-    refused,
-    translate,
-)
+from skyrl.interop.skyrl.settings import POLICY, convert_one, profiler, switches
+from skyrl.interop.systems import System
+from skyrl.interop.translation import Entry, Translation, fixed, redundant, refused, unsupported
+from skyrl.interop.values import read_environment
 from skyrl.interop.writing import Writing, apply
+from skyrl.tree.arguments import split_path
+from skyrl.tree.migrations import follow
+from skyrl.tree.origins import Assignment, Origin, dotted
 
 _STRATEGY = "strategy"
 _BOUND = "max_tokens_per_microbatch"
-_ALWAYS_CACHED = "rows are tokenized when the run starts; tokenized_path stores them"
-_COLLATION = "affects how fast batches are assembled, not their content"
 
 _ONE_NAME = {"dataset_name": "dataset_split", "eval_dataset_name": "eval_dataset_split"}
 _NAMES = {"train_datasets": "train_dataset_splits", "eval_datasets": "eval_dataset_splits"}
@@ -34,46 +30,41 @@ _PATHS = {"dataset_name": "train_datasets", "eval_dataset_name": "eval_datasets"
 _SPLITS = {split: name for name, split in (_ONE_NAME | _NAMES).items()}
 """Setting with splits -> the setting that names their datasets; here a source is `name:split`."""
 
-_BY_SPLIT = "part of the data source: NAME:SPLIT"
 _SAMPLER = ("sampler_class_path", "sampler_kwargs")
 
 
-def _folder(path: str) -> Callable[[Any], Translation]:
-    """Conversion of a folder; an empty one means none in SkyRL, and the run's own folder here."""
-    return lambda value: Translation(writes={path: value}) if value else redundant("empty, so the default applies")
-
-
-def _tokenized(path: str) -> Callable[[Any], Translation]:
-    """Conversion of files of tokenized rows, which are sources like any other here."""
-    return lambda value: Translation(writes={path: value}) if value else redundant("no rows are tokenized already")
+def _unless_empty(path: str, reason: str) -> Entry:
+    return lambda value: Translation(writes={path: value}) if value else redundant(reason)
 
 
 _KEYS: dict[str, Entry] = {
     "sequence_parallel_size": "sequence_parallel_size",
     "use_torch_compile": "use_torch_compile",
     "record_memory": "record_memory",
-    "pretokenized_dataset_paths": _tokenized("train_datasets"),
-    "eval_pretokenized_dataset_paths": _tokenized("eval_datasets"),
+    # files of tokenized rows are sources like any other here
+    "pretokenized_dataset_paths": _unless_empty("train_datasets", "no rows are tokenized already"),
+    "eval_pretokenized_dataset_paths": _unless_empty("eval_datasets", "no rows are tokenized already"),
     "logger": "logger",
     "tags": "trackers.tags",
-    "ckpt_path": _folder("ckpt_path"),
-    "export_path": _folder("export_path"),
+    "ckpt_path": _unless_empty("ckpt_path", "empty, so the default applies"),
+    "export_path": _unless_empty("export_path", "empty, so the default applies"),
     "resume_from": lambda value: Translation(writes={"resume_from": value or ""}),
     "enable_ray_gpu_monitor": redundant("GPUs are not monitored through Ray"),
-    "num_workers": redundant(_COLLATION),
-    "async_batch_collation": redundant(_COLLATION),
-    "dataloader_num_workers": redundant(_COLLATION),
-    "dataloader_persistent_workers": redundant(_COLLATION),
-    "cache_dir": redundant(_ALWAYS_CACHED),
-    "force_recache": redundant(_ALWAYS_CACHED),
-    "disable_cache": redundant(_ALWAYS_CACHED),
+    **dict.fromkeys(
+        ("num_workers", "async_batch_collation", "dataloader_num_workers", "dataloader_persistent_workers"),
+        redundant("affects how fast batches are assembled, not their content"),
+    ),
+    **dict.fromkeys(
+        ("cache_dir", "force_recache", "disable_cache"),
+        redundant("rows are tokenized when the run starts; tokenized_path stores them"),
+    ),
     "remove_microbatch_padding": "use_sequence_packing",
     "use_sample_packing": "use_sequence_packing",
     "megatron_config.async_dist_ckpt_save": redundant("checkpoints are written in the background"),
     "megatron_config.moe_enable_routing_replay": fixed(
         False, does="no engine has chosen experts for the rows", otherwise="replay of experts in supervised runs"
     ),
-    _BOUND: lambda value: redundant("not set") if value is None else Translation(writes={_BOUND: value}),
+    _BOUND: _BOUND,
     "num_epochs": "num_epochs",
     "max_training_steps": "num_steps",
 }
@@ -106,11 +97,6 @@ def is_sft(keys: Iterable[str]) -> bool:
     """Whether the settings are those of `main_sft`: they have its top-level names, and none of an RL configuration."""
     tops = {key.partition(".")[0] for key in keys}
     return bool(tops & {*SFT_ROOTS}) and not tops & {*_OF_RL}
-
-
-def convert_sft(values: Mapping[str, Any], where: str) -> Conversion:
-    """Convert the settings of a file, after resolving references between them."""
-    return convert_settings(list(values.items()), where)
 
 
 def convert_settings(settings: Sequence[tuple[str, Any] | Line], where: str) -> Conversion:
@@ -151,24 +137,25 @@ def _left_out(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) -> None:
-    if key in _ONE_NAME or key in _NAMES:
-        apply(writing, key, value, _sources(key, value, values))
-    elif key in _SPLITS:
-        apply(writing, key, value, _split(key, value, values))
-    elif key.partition(".")[0] in ("sampler", *_SAMPLER):
-        apply(writing, key, value, _sampler(key, value, values))
-    elif key == "use_sequence_packing":
-        apply(writing, key, value, _packing(values))
-    elif key in ("dummy_run_full_ctx", "dummy_run_max_steps"):
-        apply(writing, key, value, _made_up_steps(values))
-    elif newer := SFT.translated(key, value, values):
-        apply(writing, key, value, newer)
-    elif entry := _KEYS.get(key):
-        apply(writing, key, value, translate(entry, value))
-    elif newer := of_a_policy(key, value):
-        apply(writing, key, value, newer)
+    if translation := _SFT.translated(key, value, values) or _newer_setting(key, value):
+        apply(writing, key, value, translation)
     else:
-        convert_one(writing, key, value)
+        convert_one(writing, key, value, {})
+
+
+def _newer_setting(key: str, value: object) -> Translation | None:
+    """Outcome of a newer setting of `main_sft` that is the policy's in reinforcement learning; None for any other."""
+    assignment = Assignment(path=split_path(POLICY + key), value=value, origin=Origin(kind="file"))
+    try:
+        followed = follow(NEWER_UPSTREAM_FIELDS, assignment)
+    except ConfigError as error:
+        return unsupported(error.problems[0].hint)
+    if followed is None:
+        return None
+    moved, warnings = followed
+    if moved:
+        return Translation(writes={dotted(item.path).removeprefix(POLICY): item.value for item in moved})
+    return redundant(warnings[0].hint)
 
 
 def _sampler(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
@@ -186,7 +173,7 @@ def _sampler(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
     )
 
 
-def _made_up_steps(values: Mapping[str, object]) -> Translation:
+def _made_up_steps(key: str, value: object, values: Mapping[str, object]) -> Translation:
     """Convert steps on dummy rows of full length: a switch and a number in SkyRL, only the number here."""
     if not values.get("dummy_run_full_ctx"):
         return redundant("dummy_run_full_ctx is off")
@@ -210,7 +197,7 @@ def _sources(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
 
 def _split(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
     if value is None or values.get(_SPLITS[key]) is not None:
-        return redundant(_BY_SPLIT)
+        return redundant("part of the data source: NAME:SPLIT")
     if key == "eval_dataset_split":  # train/config/sft_config.py:497
         return redundant("read with eval_dataset_name, which is not set")
     if key == "dataset_split":
@@ -218,7 +205,7 @@ def _split(key: str, value: Any, values: Mapping[str, Any]) -> Translation:
     return refused(f"{_SPLITS[key]} is not set")
 
 
-def _packing(values: Mapping[str, object]) -> Translation:
+def _packing(key: str, value: object, values: Mapping[str, object]) -> Translation:
     """Convert packing over the whole batch, as rows are dealt out here wherever micro-batches are bounded in tokens.
     SkyRL's bound is `max_length` if none is given (train/config/sft_config.py:229).
     """
@@ -229,3 +216,21 @@ def _packing(values: Mapping[str, object]) -> Translation:
     if values.get("max_length") is None:
         return refused(f"packing needs max_length or {_BOUND}")
     return Translation(writes={"use_sequence_packing": True, _BOUND: values["max_length"]})
+
+
+_SFT = System(
+    keys=_KEYS,
+    dependent=(
+        {
+            **dict.fromkeys((*_ONE_NAME, *_NAMES), _sources),
+            **dict.fromkeys(_SPLITS, _split),
+            **{name + end: _sampler for name in ("sampler", *_SAMPLER) for end in ("", ".*")},
+            "use_sequence_packing": _packing,
+            **dict.fromkeys(("dummy_run_full_ctx", "dummy_run_max_steps"), _made_up_steps),
+            **profiler(""),
+        },
+    ),
+    switches=switches("", "megatron"),
+    unknown=lambda key, writing: "",
+)
+"""Settings of `main_sft` that its policy has under another name, or not at all."""

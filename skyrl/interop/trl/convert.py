@@ -12,16 +12,52 @@ from attrs import evolve
 from skyrl.config import PreferenceConfig, RewardModelConfig, SFTConfig, SkyRLTrainConfig
 from skyrl.interop.peer_trees import PeerTree
 from skyrl.interop.report import Conversion
-from skyrl.interop.systems import System, convert_settings
+from skyrl.interop.systems import Switch, System, convert_settings, other_than
 from skyrl.interop.translation import Values, is_off, number
-from skyrl.interop.trl import distilled, preferences, supervised
-from skyrl.interop.trl.dependent import DEPENDENT, implied
+from skyrl.interop.trl import supervised
+from skyrl.interop.trl.dependent import DEPENDENT, OF_RLOO, implied, implied_by_rloo
 from skyrl.interop.trl.keys import KEYS
-from skyrl.interop.trl.kinds import PREFERENCES, kinds_with, tree_of
-from skyrl.interop.trl.rloo import OF_RLOO, implied_by_rloo
-from skyrl.interop.trl.sources import settings_of
-from skyrl.interop.trl.switches import SWITCHES
+from skyrl.interop.trl.sources import PREFERENCES, kinds_with, settings_of, tree_of
 from skyrl.interop.writing import Writing
+
+_GRPO = "trl/trainer/grpo_trainer.py"
+_ARGUMENTS = "trl/trainer/utils.py"
+
+SWITCHES: tuple[Switch, ...] = (
+    Switch("use_peft", ("lora_*", "use_rslora", "use_dora"), f"{_ARGUMENTS}:281"),
+    Switch("load_in_4bit", ("bnb_4bit_*", "use_bnb_nested_quant"), f"{_ARGUMENTS}:262"),
+    Switch("use_vllm", ("vllm_*",), f"{_GRPO}:1105"),
+    Switch("vllm_importance_sampling_correction", ("vllm_importance_sampling_*",), f"{_GRPO}:3146", default=True),
+    Switch("use_transformers_continuous_batching", ("transformers_continuous_batching_config",), f"{_GRPO}:794"),
+    Switch("sync_ref_model", ("ref_model_mixup_alpha", "ref_model_sync_steps"), f"{_GRPO}:1190"),
+    Switch(
+        "use_adaptive_entropy",
+        ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"),
+        f"{_GRPO}:3206",
+    ),
+    Switch(
+        "beta", ("use_bias_correction_kl",), f"{_GRPO}:3099", default=0.0, is_off=lambda value: is_off(number(value))
+    ),
+    Switch("loss_type", ("sapo_*",), f"{_GRPO}:3121", default="dapo", is_off=other_than("sapo")),
+    Switch("loss_type", ("vespo_*",), f"{_GRPO}:3125", default="dapo", is_off=other_than("vespo")),
+    Switch("packing", ("packing_strategy",), "trl/trainer/sft_trainer.py:916"),
+    Switch(
+        "gradient_checkpointing",
+        ("gradient_checkpointing_kwargs", "gradient_checkpointing_use_reentrant"),
+        "transformers/trainer.py:1503",
+        default=True,
+    ),
+    Switch("use_liger_kernel", ("liger_kernel_config",), "transformers/trainer.py:1494"),
+    Switch(
+        "eval_strategy",
+        ("eval_delay", "eval_steps", "num_generations_eval"),
+        "transformers/trainer_callback.py:577",
+        default="no",
+        is_off=lambda value: value in ("no", False, None),
+    ),
+)
+"""Settings that turn features on; lines are those of TRL 1.16.0 and transformers 5.19.0."""
+
 
 _RELIED_ON = (
     "per_device_train_batch_size", "num_generations", "max_completion_length", "max_prompt_length", "num_train_epochs",
@@ -43,10 +79,8 @@ _DECIDING: dict[str, dict[str, Any]] = {
 _SUPERVISED = {
     "sft": (SFTConfig, supervised.KEYS, supervised.SUPERVISED, supervised.implied_by_chats),
     "reward": (RewardModelConfig, supervised.OF_REWARDS, supervised.SUPERVISED, supervised.implied_by_rows),
-    **dict.fromkeys(
-        PREFERENCES, (PreferenceConfig, preferences.KEYS, preferences.DEPENDENT, supervised.implied_by_rows)
-    ),
-    "gkd": (SFTConfig, distilled.GKD, distilled.OF_GKD, distilled.implied_by_gkd),
+    **dict.fromkeys(PREFERENCES, (PreferenceConfig, supervised.OF_PAIRS, supervised.PAIRS, supervised.implied_by_rows)),
+    "gkd": (SFTConfig, supervised.GKD, supervised.OF_GKD, supervised.implied_by_gkd),
 }
 """Trainer -> the class of our tree, the settings that convert independently, those that depend on others, and what
 follows from several.
@@ -71,6 +105,10 @@ _TASK = (
 _SERVERS = (
     "TRL 0.18 samples from servers of `trl vllm-serve`, unless vllm_mode is colocate; here engines share the GPUs "
     "of the learners."
+)
+_LEFT_OUT = (
+    "TRL cuts answers at max_length; here a row with a longer side is left out and counted, since a shortened answer "
+    "is another one."
 )
 _BIAS_CORRECTION = (
     "TRL multiplies the KL divergence by the ratio of probabilities, since use_bias_correction_kl is on by default; "
@@ -99,64 +137,48 @@ def convert_keys(keys: Mapping[str, Any], where: str = "arguments", *, kind: str
 
 
 def _system(kind: str, tree: PeerTree) -> System:
-    def defaults(values: Values) -> Values:
-        return _left_out(values, tree)
-
     def unknown(key: str, writing: Writing) -> str:
         others = [other for other in kinds_with(key) if other != kind]
-        whose = (
-            f"an argument of TRL's {' and '.join(others)}; its"
-            if others
-            else "not an argument of TRL 1.16 or 0.18: its"
-        )
-        return f"{whose} {kind} does not have it"
+        whose = f"an argument of TRL's {' and '.join(others)}" if others else "not an argument of TRL 1.16 or 0.18"
+        return f"{whose}{';' if others else ':'} its {kind} does not have it"
 
-    if kind in _SUPERVISED:
-        _, keys, dependent, implied_by = _SUPERVISED[kind]
-        return System(
-            keys=keys,
-            dependent=(dependent,),
-            switches=SWITCHES,
-            unknown=unknown,
-            defaults=defaults,
-            implied=implied_by,
-        )
-    if kind == "distillation":
-        return System(
-            keys=distilled.KEYS,
-            dependent=(distilled.OF_DISTILLATION, DEPENDENT),
-            switches=SWITCHES,
-            unknown=unknown,
-            defaults=lambda values: {**defaults(values), "num_generations": 1},
-            implied=distilled.implied_by_distillation,
-        )
-    return System(
+    grpo = System(
         keys=KEYS,
-        dependent=(OF_RLOO, DEPENDENT) if kind == "rloo" else (DEPENDENT,),
+        dependent=(DEPENDENT,),
         switches=SWITCHES,
         unknown=unknown,
-        defaults=defaults,
-        implied=lambda values: [*implied(values), *(implied_by_rloo() if kind == "rloo" else ())],
+        defaults=lambda values: _left_out(values, tree),
+        implied=implied,
     )
+    if kind in _SUPERVISED:
+        _, keys, dependent, implied_by = _SUPERVISED[kind]
+        return evolve(grpo, keys=keys, dependent=(dependent,), implied=implied_by)
+    if kind == "distillation":
+        return evolve(
+            grpo,
+            keys=supervised.DISTILLATION,
+            dependent=(supervised.OF_DISTILLATION, DEPENDENT),
+            defaults=lambda values: {**_left_out(values, tree), "num_generations": 1},
+            implied=supervised.implied_by_distillation,
+        )
+    if kind == "rloo":
+        return evolve(grpo, dependent=(OF_RLOO, DEPENDENT), implied=implied_by_rloo)
+    return grpo
 
 
 def _left_out(values: Values, tree: PeerTree) -> dict[str, Any]:
     """TRL's defaults on which a complete run relies."""
-    relied_on = (
-        (*_RELIED_ON, *_OF_KIND.get(tree.kind, ()))
-        if "model_name_or_path" in values
-        else ("num_generations",)
-        if tree.kind == "rloo"
-        else ()
-    )
+    relied_on: tuple[str, ...] = ("num_generations",) if tree.kind == "rloo" else ()
+    if "model_name_or_path" in values:
+        relied_on = (*_RELIED_ON, *_OF_KIND.get(tree.kind, ()))
     return {key: tree.defaults[key] for key in relied_on if key in tree.defaults and key not in values}
 
 
 def _remarks(kind: str, keys: Mapping[str, Any], tree: PeerTree) -> Iterable[str]:
     if "num_processes" not in keys:
         yield _PROCESSES
-    if kind in PREFERENCES:
-        yield from preferences.remarks(keys)
+    if kind in PREFERENCES and keys.get("max_length", 1024) is not None:
+        yield _LEFT_OUT
     if kind in _SUPERVISED:
         return
     if "max_prompt_length" not in keys:

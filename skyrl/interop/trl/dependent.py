@@ -1,14 +1,18 @@
-"""TRL's settings that depend on one another: engines, data, rewards, adapters, and those of `batches.py` and
-`objective.py`.
+"""TRL's settings that depend on one another: the objective (loss, clipping, divergence, corrections), batches, engines,
+data, rewards, and what RLOO does in another way than GRPO.
+
+TRL counts batches and intervals in samples and optimizer steps, we in prompts and training steps. Settings below a
+switch that is off (`SWITCHES` of `convert.py`) do not get here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
-from skyrl.interop.dropout import dropout
 from skyrl.interop.translation import (
+    ALGORITHM,
     ENGINE,
     OPTIMIZER,
     Dependent,
@@ -16,15 +20,241 @@ from skyrl.interop.translation import (
     UnexpectedValue,
     Values,
     count,
+    dropout,
     is_off,
     number,
     real,
     redundant,
+    refused,
     table,
     unsupported,
+    word,
 )
-from skyrl.interop.trl.batches import BATCHES, processes
-from skyrl.interop.trl.objective import OBJECTIVE
+
+REDUCTIONS = {
+    "grpo": "sequence_mean", "sapo": "sequence_mean", "dapo": "token_mean", "cispo": "token_mean",
+    "bnpo": "token_mean_legacy", "dr_grpo": "seq_mean_token_sum_norm",
+}  # fmt: skip
+"""Types of loss that exist here -> their reduction."""
+
+
+def loss_of(values: Values) -> str:
+    """Our name of the loss."""
+    kind = str(values.get("loss_type", "dapo"))
+    if kind in ("cispo", "sapo"):
+        return kind
+    if values.get("importance_sampling_level", "token") == "sequence":
+        return "gspo"
+    return "dual_clip" if values.get("delta") is not None else "regular"
+
+
+def _divergence(key: str, value: object, values: Values) -> Translation:
+    weight = number(value)
+    writes: dict[str, Any] = {ALGORITHM + "use_kl_loss": bool(weight)}
+    if weight:
+        writes |= {ALGORITHM + "kl_loss_coef": weight, ALGORITHM + "kl_estimator_type": "k3"}
+    return Translation(writes=writes)
+
+
+def _loss(key: str, value: object, values: Values) -> Translation:
+    if word(value, REDUCTIONS) not in REDUCTIONS:
+        return unsupported(f"loss {value!r}")
+    writes = {ALGORITHM + "policy_loss_type": loss_of(values), ALGORITHM + "loss_reduction": REDUCTIONS[str(value)]}
+    if value == "dr_grpo":
+        writes[ALGORITHM + "max_seq_len"] = values.get("max_completion_length", 512)
+    return Translation(writes=writes)
+
+
+def _level(key: str, value: object, values: Values) -> Translation:
+    if value == "token":
+        return redundant("ratios are per token by default")
+    if value != "sequence" or loss_of(values) != "gspo" or values.get("delta") is not None:
+        return unsupported(f"ratios at level {value!r} with this loss")
+    return Translation(writes={ALGORITHM + "policy_loss_type": "gspo"})
+
+
+def _clip(key: str, value: object, values: Values) -> Translation:
+    """Convert clipping: `epsilon` is both bounds unless `epsilon_high` is given. CISPO has only an upper bound."""
+    if value is None:
+        return redundant("not set: epsilon applies")
+    kind, bound = loss_of(values), number(value)
+    if kind == "sapo":
+        return redundant("no effect: the loss sapo does not clip ratios")
+    if kind == "cispo":
+        if key == "epsilon":
+            return redundant("no effect: the loss cispo has no lower bound")
+        cispo = {"cispo_eps_clip_low": 1.0, "cispo_eps_clip_high": bound - 1}
+        return Translation(writes={f"{ALGORITHM}cispo.{name}": setting for name, setting in cispo.items()})
+    sides = ["high"] if key == "epsilon_high" else ["low", "high"]
+    if key == "epsilon" and values.get("epsilon_high") is not None:
+        sides = ["low"]
+    return Translation(writes={f"{ALGORITHM}eps_clip_{side}": bound for side in sides})
+
+
+def _delta(key: str, value: object, values: Values) -> Translation:
+    """Convert `delta`, the upper bound of the ratios of tokens with negative advantage, as in dual clip."""
+    if value is None:
+        return redundant("not set")
+    if loss_of(values) != "dual_clip":
+        return unsupported("two-sided clipping with this loss")
+    return Translation(writes={ALGORITHM + "clip_ratio_c": number(value)})
+
+
+def _convert_sapo(key: str, value: object, values: Values) -> Translation:
+    return Translation(writes={f"{ALGORITHM}sapo.tau_{key.rpartition('_')[2]}": number(value)})
+
+
+def _scale(key: str, value: object, values: Values) -> Translation:
+    match {True: "group", False: "none"}.get(value, value) if isinstance(value, bool) else value:
+        case "group":
+            return Translation(writes={ALGORITHM + "grpo_norm_by_std": True})
+        case "none":
+            return Translation(writes={ALGORITHM + "grpo_norm_by_std": False})
+        case "batch":
+            norm = ALGORITHM + "reward_shaping.norm.std_level"
+            return Translation(writes={ALGORITHM + "grpo_norm_by_std": False, norm: "batch"})
+    return refused(f"unknown scale_rewards {value!r}; TRL supports: group, batch, none")
+
+
+def _entropy(key: str, value: object, values: Values) -> Translation:
+    if not number(value):
+        return redundant("no effect at this value")
+    note = "TRL averages the entropy over all tokens, regardless of the loss reduction"
+    return Translation(
+        writes={ALGORITHM + "use_entropy_loss": True, ALGORITHM + "entropy_loss_coef": number(value)}, note=note
+    )
+
+
+def _correction(key: str, value: object, values: Values) -> Translation:
+    """Convert importance sampling against the engine, which TRL supports only for vLLM."""
+    if not values.get("use_vllm") or not values.get("vllm_importance_sampling_correction", True):
+        return redundant("vllm_importance_sampling_correction or use_vllm is off")
+    if key != "vllm_importance_sampling_mode":
+        return redundant("converted together with vllm_importance_sampling_mode")
+    high = values.get("vllm_importance_sampling_cap")  # the older name of the upper bound
+    high = values.get("vllm_importance_sampling_clip_max", 3.0) if high is None else high
+    low = values.get("vllm_importance_sampling_clip_min")
+    level, _, action = str(value).partition("_")
+    if level not in ("token", "sequence") or action not in ("mask", "truncate") or high is None:
+        return unsupported(f"correction {value!r} with bounds {low} and {high}")
+    writes = {"tis_ratio_type": level, f"{level}_tis_ratio_clip_high": high}
+    if action == "truncate" and low is not None:
+        return unsupported("a lower bound on truncated weights")
+    if action == "mask" and level == "sequence":
+        writes |= {"sequence_mask_metric": "product", "product_mask_high": high, "product_mask_low": low or 0.0}
+    elif action == "mask":
+        writes |= {"token_mask_is_threshold_high": high} | ({"token_mask_is_threshold_low": low} if low else {})
+    table_of_ours = ALGORITHM + "off_policy_correction."
+    return Translation(writes={table_of_ours + name: setting for name, setting in writes.items()})
+
+
+_OBJECTIVE: dict[str, Dependent] = {
+    "beta": _divergence,
+    "loss_type": _loss,
+    "importance_sampling_level": _level,
+    "epsilon": _clip,
+    "epsilon_high": _clip,
+    "delta": _delta,
+    "sapo_temperature_pos": _convert_sapo,
+    "sapo_temperature_neg": _convert_sapo,
+    "scale_rewards": _scale,
+    "entropy_coef": _entropy,
+    "vllm_importance_sampling_*": _correction,
+}
+
+_SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size", "steps_per_generation")
+_COMPUTED = "a batch size is not a number in the file: replace it with its value"
+
+
+def are_known(values: Values) -> bool:
+    """Whether all batch sizes in the file have known values."""
+    names = (*_SIZES, "num_generations", "num_iterations", "num_processes")
+    return all(isinstance(values.get(name), int | float | None) for name in names)
+
+
+def processes(values: Values) -> int:
+    """Number of processes of a run, one for each GPU; set by `accelerate launch`, not by TRL's arguments."""
+    return count(values.get("num_processes"))
+
+
+def samples_per_update(values: Values) -> int:
+    """Number of samples of an optimizer step, over all processes."""
+    rows = count(values.get("per_device_train_batch_size"), default=8)
+    return rows * processes(values) * count(values.get("gradient_accumulation_steps"))
+
+
+def samples_per_batch(values: Values) -> int:
+    """Number of samples that are generated at a time."""
+    if not is_off(values.get("generation_batch_size")):
+        return count(values["generation_batch_size"])
+    rows = count(values.get("per_device_train_batch_size"), default=8)
+    steps = values.get("steps_per_generation") or values.get("gradient_accumulation_steps", 1)
+    return rows * processes(values) * count(steps)
+
+
+def updates_per_batch(values: Values) -> int:
+    """Number of optimizer steps per generated batch."""
+    passes = count(values.get("num_iterations"))
+    return max(samples_per_batch(values) * passes // samples_per_update(values), 1)
+
+
+def _batch(key: str, value: object, values: Values) -> Translation:
+    """Convert a batch size; all of TRL's batch sizes together determine ours."""
+    if value is None:
+        return redundant("not set: derived from the other batch sizes")
+    if not are_known(values):
+        return refused(_COMPUTED)
+    group = count(values.get("num_generations"), default=8)
+    drawn, used = samples_per_batch(values), samples_per_update(values)
+    batch = max(drawn, used)  # an optimizer step may use several generated batches
+    if batch % group or used % group:
+        reason = f"{drawn} samples per generation and {used} per optimizer step are not whole groups of {group}"
+        return refused(f"{reason}; here both are counted in prompts")
+    if key == "per_device_train_batch_size":
+        prompts = {"trainer.train_batch_size": batch // group, "trainer.policy_mini_batch_size": used // group}
+        return Translation(writes={**prompts, "trainer.micro_train_batch_size_per_gpu": value})
+    return redundant("trainer.train_batch_size and trainer.policy_mini_batch_size are derived from it")
+
+
+def _steps(path: str, key: str, value: object, values: Values) -> Translation:
+    """Convert a number of optimizer steps to training steps, each of which may have several optimizer steps."""
+    if is_off(value) or value == -1:
+        return redundant("no effect at this value")
+    if not are_known(values):
+        return refused(_COMPUTED)
+    updates, steps = updates_per_batch(values), real(value)
+    if not float(steps).is_integer():
+        return unsupported("a fraction of all steps")
+    note = f"in training steps of {updates} optimizer steps" if updates > 1 else ""
+    return Translation(writes={path: -(-int(steps) // updates)}, note=note)
+
+
+def _strategy(path: str, steps: str, key: str, value: object, values: Values) -> Translation:
+    match value:
+        case "no" | False:
+            return Translation(writes={path: -1})
+        case "epoch":
+            return Translation(writes={path: "1 epoch"})
+        case "steps":
+            return redundant(f"set by {steps}")
+    return unsupported(f"strategy {value!r}")
+
+
+def _steps_only(switch: str, value_there: str, path: str, key: str, value: object, values: Values) -> Translation:
+    """Convert a number of steps that has an effect only under the strategy `steps`."""
+    if values.get(switch, value_there) != "steps":
+        return redundant(f"{switch} is not steps")
+    return _steps(path, key, value, values)
+
+
+BATCHES: dict[str, Dependent] = {
+    **dict.fromkeys(_SIZES, _batch),
+    "max_steps": partial(_steps, "trainer.max_training_steps"),
+    "save_strategy": partial(_strategy, "trainer.ckpt_interval", "save_steps"),
+    "eval_strategy": partial(_strategy, "trainer.eval_interval", "eval_steps"),
+    "save_steps": partial(_steps_only, "save_strategy", "steps", "trainer.ckpt_interval"),
+    "eval_steps": partial(_steps_only, "eval_strategy", "no", "trainer.eval_interval"),
+}
 
 _BUILT_IN_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 _OPEN_R1_REWARDS = {
@@ -38,22 +268,6 @@ _OF_A_DATASET = ("path", "id", "name", "config", "split", "columns")
 _TRACKERS = ("wandb", "tensorboard", "mlflow", "swanlab")
 _ATTENTION = ("sdpa", "eager", "flash_attention_2")
 GPUS_OF_A_NODE = 8
-
-
-def _mode(key: str, value: object, values: Values) -> Translation:
-    if not values.get("use_vllm") or value == "colocate":
-        return redundant("engines share the learners' GPUs")
-    return unsupported(
-        "servers of `trl vllm-serve`; the run starts its own engines or uses vLLM servers (docs/servers.md)"
-    )
-
-
-def _vllm_only(path: str) -> Dependent:
-    return lambda key, value, values: (
-        Translation(writes={path: number(value)})
-        if values.get("use_vllm") and value is not None
-        else redundant("use_vllm is off" if value is not None else "not set")
-    )
 
 
 def _warm_up(key: str, value: object, values: Values) -> Translation:
@@ -103,11 +317,9 @@ def _weights(key: str, value: object, values: Values) -> Translation:
         return redundant("no effect: there are no reward_funcs in the file; environment.reward_weights are ours")
     if not _rewards(key, values["reward_funcs"], values).writes:
         return unsupported("weights of reward_funcs that are refused")
-    return (
-        redundant("one reward of weight 1")
-        if value == [1.0]
-        else Translation(writes={"environment.reward_weights": value})
-    )
+    if value == [1.0]:
+        return redundant("one reward of weight 1")
+    return Translation(writes={"environment.reward_weights": value})
 
 
 def _mixture_of_open_r1(key: str, value: object, values: Values) -> Translation:
@@ -171,19 +383,6 @@ def _attention(key: str, value: object, values: Values) -> Translation:
     return Translation(writes={"trainer.attention": name})
 
 
-def _adapter(path: str) -> Dependent:
-    return lambda key, value, values: (
-        redundant("use_peft is off")
-        if not values.get("use_peft") or value is None
-        else Translation(writes={path: value})
-    )
-
-
-def _targets(key: str, value: object, values: Values) -> Translation | None:
-    whole_model = value in ("all-linear", ["all-linear"])
-    return _adapter("trainer.policy.model.lora.target_modules")(key, "all-linear" if whole_model else value, values)
-
-
 def _precision(key: str, value: object, values: Values) -> Translation:
     """Convert bf16, without which a model that is loaded in bfloat16 computes in it all the same."""
     if value is False and "bfloat16" in (values.get("dtype"), values.get("torch_dtype")):
@@ -191,17 +390,11 @@ def _precision(key: str, value: object, values: Values) -> Translation:
     return redundant("not set") if value is None else Translation(writes={"trainer.bf16": value})
 
 
-_LORA = "trainer.policy.model.lora."
-
 DEPENDENT: dict[str, Dependent] = {
     **BATCHES,
-    **OBJECTIVE,
-    "disable_dropout": dropout("trainer.policy.use_dropout", "model_name_or_path"),
+    **_OBJECTIVE,
+    "disable_dropout": partial(dropout, "trainer.policy.use_dropout", "model_name_or_path"),
     "use_vllm": lambda key, value, values: Translation(writes={ENGINE + "backend": "vllm" if value else "torch"}),
-    "vllm_mode": _mode,
-    "vllm_gpu_memory_utilization": _vllm_only(ENGINE + "gpu_memory_utilization"),
-    "vllm_tensor_parallel_size": _vllm_only(ENGINE + "tensor_parallel_size"),
-    "vllm_max_model_length": _vllm_only(ENGINE + "engine_init_kwargs.max_model_len"),
     "bf16": _precision,
     "warmup_steps": _warm_up,
     "warmup_ratio": _warm_up,
@@ -214,11 +407,6 @@ DEPENDENT: dict[str, Dependent] = {
     "eval_dataset_name": _dataset,
     "report_to": _trackers,
     "attn_implementation": _attention,
-    "lora_r": _adapter(_LORA + "rank"),
-    "lora_alpha": _adapter(_LORA + "alpha"),
-    "lora_dropout": _adapter(_LORA + "dropout"),
-    "lora_target_modules": _targets,
-    "lora_exclude_modules": _adapter(_LORA + "exclude_modules"),
     "chat_template_kwargs": lambda key, value, values: Translation(
         writes={f"generator.chat_template_kwargs.{name}": setting for name, setting in table(value).items()}
     ),
@@ -246,3 +434,46 @@ def implied(values: Values) -> Iterator[tuple[str, str, Any]]:
         paths["generator.eval_sampling_params.temperature"] = values.get("temperature", 1.0)
         paths["generator.eval_sampling_params.top_p"] = values.get("top_p", 1.0)
     yield from (("implied", path, value) for path, value in paths.items())
+
+
+# RLOO (trl/trainer/rloo_trainer.py of TRL 1.16.0): advantages are rewards less the mean of the others' (line 1690), and
+# the KL penalty is part of the reward (line 1673). The loss clips one ratio for a whole answer, the product of its
+# tokens' (lines 1824-1832). skyrl has no such ratio, but it is 1 where a batch has a single optimizer step: the loss is
+# then the sum over an answer's tokens, averaged over answers.
+
+
+def _divergence_of_rloo(key: str, value: object, values: Values) -> Translation:
+    weight = number(value)
+    writes: dict[str, Any] = {ALGORITHM + "use_kl_loss": False}
+    if weight:
+        writes |= {f"{ALGORITHM}use_kl_in_reward": True, f"{ALGORITHM}kl_loss_coef": weight}
+        writes[ALGORITHM + "kl_estimator_type"] = "k1"
+    return Translation(writes=writes)
+
+
+def _several_updates(key: str, value: object, values: Values) -> Translation | None:
+    if value is None or updates_per_batch(values) == 1:
+        return None
+    return unsupported(
+        "clipped ratios of whole answers, the product of their tokens'; with one optimizer step per batch there are "
+        "none"
+    )
+
+
+OF_RLOO: dict[str, Dependent] = {
+    "beta": _divergence_of_rloo,
+    **dict.fromkeys(
+        ("epsilon", "epsilon_high"),
+        lambda key, value, values: redundant("no effect: each batch has one optimizer step, so all ratios are 1"),
+    ),
+    **dict.fromkeys(("num_iterations", "steps_per_generation", "generation_batch_size"), _several_updates),
+}
+
+
+def implied_by_rloo(values: Values) -> Iterator[tuple[str, str, Any]]:
+    """Our paths that RLOO implies."""
+    yield from implied(values)
+    yield "rloo", ALGORITHM + "advantage_estimator", "rloo"
+    yield "rloo", ALGORITHM + "policy_loss_type", "regular"
+    yield "rloo", ALGORITHM + "loss_reduction", "seq_mean_token_sum_norm"
+    yield "rloo", ALGORITHM + "max_seq_len", 1  # a sum: the mean over sequences of each one's sum divided by this

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from skyrl.interop.translation import (
+    ENGINE,
     OPTIMIZER,
     SAMPLING,
     SHAPING,
@@ -23,16 +24,14 @@ from skyrl.interop.translation import (
     refused,
     table,
     unsupported,
+    when_on,
 )
 
-_LOGS = "every step is logged, and its samples are saved in the run folder"
 _HUB = "exports go to trainer.export_path; upload them with the Hugging Face CLI"
-_LOADING = "rows are read and split into prompts once, before training"
-_SHARDED = "models are sharded across ranks by trainer.strategy"
 _KERNELS = "affects speed, not results; learners choose their own kernels"
 _CACHES = "engines choose their own cache"
 _PEFT = "adapters are plain LoRA"
-_OLD = "read by no trainer of TRL, or only by older versions for other hardware"
+_LORA = "trainer.policy.model.lora."
 _OF_EXPERTS = (
     "acts only on a mixture of experts, with the coefficient of its own: then set trainer.policy.router_aux_loss_coef"
 )
@@ -49,11 +48,9 @@ def _whole_number(value: object) -> Any:
 
 def _scheduler(value: object) -> Translation:
     name = str(value).removeprefix("SchedulerType.").lower()
-    return (
-        Translation(writes={OPTIMIZER + "scheduler": name})
-        if name in _SCHEDULES
-        else unsupported(f"schedule {value!r}")
-    )
+    if name not in _SCHEDULES:
+        return unsupported(f"schedule {value!r}")
+    return Translation(writes={OPTIMIZER + "scheduler": name})
 
 
 def _schedule_settings(value: object) -> Translation:
@@ -65,11 +62,9 @@ def _schedule_settings(value: object) -> Translation:
 
 
 def _optimizer(value: object) -> Translation:
-    if str(value) in ("adamw_torch", "adamw_torch_fused", "adamw_hf"):
-        return Translation(writes={OPTIMIZER + "optimizer": "adamw"})
-    return (
-        Translation(writes={OPTIMIZER + "optimizer": "sgd"}) if value == "sgd" else unsupported(f"optimizer {value!r}")
-    )
+    names = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "sgd": "sgd"}
+    name = names.get(str(value))
+    return Translation(writes={OPTIMIZER + "optimizer": name}) if name else unsupported(f"optimizer {value!r}")
 
 
 def _checkpointing(value: object) -> Translation:
@@ -95,11 +90,9 @@ def _model_arguments(value: object) -> Translation:
     rest = {*arguments} - {"torch_dtype", "dtype", "use_cache"}
     if rest == {"attn_implementation"} and arguments["attn_implementation"] in ("sdpa", "eager", "flash_attention_2"):
         return Translation(writes={"trainer.attention": arguments["attn_implementation"]})
-    return (
-        unsupported(f"model arguments {', '.join(sorted(map(str, rest)))}")
-        if rest
-        else redundant("set by trainer.bf16")
-    )
+    if rest:
+        return unsupported(f"model arguments {', '.join(sorted(map(str, rest)))}")
+    return redundant("set by trainer.bf16")
 
 
 def _reward_bounds(value: object) -> Translation:
@@ -131,6 +124,14 @@ _GENERATION: dict[str, Entry] = {
     "pad_to_multiple_of": redundant("samples are packed without padding"),
     "max_tool_calling_iterations": missing("converting tools, which are environments here (docs/tools.md)"),
     "vllm_model_impl": fixed("vllm", does="vLLM's own models are used", otherwise="transformers models in vLLM"),
+    "vllm_mode": fixed(
+        "colocate",
+        does="engines share the learners' GPUs",
+        otherwise="servers of `trl vllm-serve`; the run starts its own engines or uses vLLM servers (docs/servers.md)",
+    ),
+    "vllm_gpu_memory_utilization": numeric(ENGINE + "gpu_memory_utilization"),
+    "vllm_tensor_parallel_size": numeric(ENGINE + "tensor_parallel_size"),
+    "vllm_max_model_length": numeric(ENGINE + "engine_init_kwargs.max_model_len"),
     "vllm_enable_sleep_mode": redundant("engines sleep when models take turns on GPUs"),
     "vllm_structured_outputs_regex": missing("structured outputs that match a regular expression"),
     **{f"vllm_{name}": redundant("the run starts its own engines") for name in (
@@ -194,11 +195,7 @@ _OPTIMIZATION: dict[str, Entry] = {
     "label_smoothing_factor": fixed(0, 0.0, does="off", otherwise="label smoothing"),
     "neftune_noise_alpha": missing("noise on embeddings (NEFTune)"),
     "average_tokens_across_devices": redundant("the loss is always averaged over all ranks"),
-    "fp16": lambda value: (
-        Translation(writes={"trainer.policy.fsdp_config.mixed_precision.param_dtype": "float16"})
-        if value
-        else redundant("off")
-    ),
+    "fp16": when_on("trainer.policy.fsdp_config.mixed_precision.param_dtype", "float16"),
     "tf32": redundant("torch's default precision of float32 matrix products is used"),
     "bf16_full_eval": redundant("set by generator.inference_engine.model_dtype"),
     "fp16_full_eval": redundant("set by generator.inference_engine.model_dtype"),
@@ -227,20 +224,6 @@ _OPTIMIZATION: dict[str, Entry] = {
     **dict.fromkeys(
         ("per_gpu_train_batch_size", "per_gpu_eval_batch_size"),
         missing("an older name of a batch size; write per_device_train_batch_size"),
-    ),
-    **dict.fromkeys(
-        (
-            "tpu_*",
-            "fp16_backend",
-            "fp16_opt_level",
-            "half_precision_backend",
-            "mp_parameters",
-            "past_index",
-            "ray_scope",
-            "use_legacy_prediction_loop",
-            "save_safetensors",
-        ),
-        redundant(_OLD),
     ),
     "use_liger_loss": redundant(_KERNELS),
 }
@@ -283,7 +266,7 @@ _RUN: dict[str, Entry] = {
         "log_level_replica", "disable_tqdm", "include_num_input_tokens_seen", "include_for_metrics", "debug",
         "skip_memory_metrics", "batch_eval_metrics", "trackio_*", "wandb_log_unique_prompts",
         "include_inputs_for_metrics", "include_tokens_per_second",
-    ), redundant(_LOGS)),
+    ), redundant("every step is logged, and its samples are saved in the run folder")),
     **dict.fromkeys(
         ("push_to_hub", "push_to_hub_*", "hub_*", "log_completions_hub_repo", "overwrite_hub_revision"), redundant(_HUB)
     ),
@@ -291,11 +274,15 @@ _RUN: dict[str, Entry] = {
         "dataloader_*", "remove_unused_columns", "label_names", "length_column_name", "dataset_streaming",
         "ignore_bias_buffers", "dataset_num_proc", "train_sampling_strategy", "accelerator_config", "streaming",
         "group_by_length",
-    ), redundant(_LOADING)),
+    ), redundant("rows are read and split into prompts once, before training")),
+    **dict.fromkeys((
+        "tpu_*", "fp16_backend", "fp16_opt_level", "half_precision_backend", "mp_parameters", "past_index", "ray_scope",
+        "use_legacy_prediction_loop", "save_safetensors",
+    ), redundant("read by no trainer of TRL, or only by older versions for other hardware")),
     **dict.fromkeys((
         "ddp_*", "fsdp", "fsdp_*", "deepspeed", "accelerate_config", "config_file", "local_rank",
         "save_on_each_node",
-    ), redundant(_SHARDED)),
+    ), redundant("models are sharded across ranks by trainer.strategy")),
     "restore_callback_states_from_checkpoint": redundant("there are no callbacks of transformers, so none has a state"),
     **dict.fromkeys((
         "per_device_eval_batch_size", "eval_accumulation_steps", "eval_do_concat_batches", "eval_use_gather_object",
@@ -320,6 +307,13 @@ _MODEL: dict[str, Entry] = {
     ),
     "model_init_kwargs": _model_arguments,
     "use_peft": fixed(True, False, does="set by trainer.policy.model.lora.rank", otherwise="adapters"),
+    "lora_r": _LORA + "rank",
+    "lora_alpha": _LORA + "alpha",
+    "lora_dropout": _LORA + "dropout",
+    "lora_target_modules": maps_to(
+        _LORA + "target_modules", convert=lambda names: "all-linear" if names == ["all-linear"] else names
+    ),
+    "lora_exclude_modules": _LORA + "exclude_modules",
     "lora_task_type": fixed("CAUSAL_LM", does="models are causal language models", otherwise="other task types"),
     "lora_bias": fixed("none", does="biases are not trained", otherwise="training biases"),
     "lora_modules_to_save": missing("training full modules in addition to adapters"),

@@ -1,4 +1,5 @@
-"""Reads TRL's arguments from a Python program, which is not run, from a command line, or from a YAML file.
+"""Reads TRL's arguments from a Python program, which is not run, from a command line, or from a YAML file, and tells
+which trainer and version they are for, by those that only some trainers and versions have.
 
 The settings are those of a trainer (`GRPOConfig`), `ModelConfig`, `ScriptArguments` and peft's `LoraConfig` by their
 own names; the latter's get the names that `ModelConfig` has for them (`lora_r`). `num_processes` is that of `accelerate
@@ -8,35 +9,86 @@ launch`.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from operator import add, floordiv, mul, sub, truediv
 from pathlib import Path
 from typing import Any
 
-from skyrl.errors import ConfigError, Problem
+from skyrl.interop import not_converted
 from skyrl.interop.launches import RUNS, PeerPrograms, ProgramFacts, RunCommand, aside, launch_of, unconverted
+from skyrl.interop.peer_trees import PeerTree, peer_trees
 from skyrl.interop.systems import ProgramValue
-from skyrl.interop.trl.kinds import CONVERTED, trainers_with
-from skyrl.interop.values import flat_file, is_script, text_of, yaml_value
+from skyrl.interop.values import flat_file, is_script, yaml_value
+from skyrl.tree.files import read_text
 from skyrl.tree.python_source import parsed_program
 
-_TITLE = "Nothing was converted"
+PREFERENCES = ("dpo", "kto")
+"""Trainers of preferences without a reward model."""
+
+CONVERTED = ("grpo", "rloo", "sft", "reward", *PREFERENCES, "distillation", "gkd")
+"""Trainers whose runs are converted, by the names of their commands."""
+
+_OWN = {"gkd": {"lmbda", "seq_kd"}}
+"""Trainer that has all arguments of another one -> those that tell it."""
+
+
+@cache
+def _trees(kind: str) -> tuple[PeerTree, ...]:
+    """The trees of a trainer: open-r1's, then TRL's, oldest first."""
+    return (*peer_trees("trl", f"open_r1_{kind}"), *peer_trees("trl", kind))
+
+
+def trainers_with(keys: Iterable[str]) -> list[str]:
+    """The trainers that know the most of these arguments: one where they tell, several where they do not."""
+    written = set(keys)
+    known = {
+        kind: max((len(written & tree.defaults.keys()) for tree in _trees(kind)), default=0)
+        for kind in CONVERTED
+        if kind not in _OWN or written & _OWN[kind]
+    }
+    most = max(known.values())
+    return [kind for kind, number in known.items() if number == most]
+
+
+def kinds_with(key: str) -> list[str]:
+    """The trainers that have an argument."""
+    return [kind for kind in CONVERTED if any(key in tree.defaults for tree in _trees(kind))]
+
+
+def tree_of(kind: str, keys: Iterable[str]) -> tuple[PeerTree, str]:
+    """The tree that has the most of the arguments, the newest of several, and a remark that names its version if the
+    arguments tell it from the others.
+    """
+    trees = _trees(kind)
+    written = {key.partition(".")[0] for key in keys}
+    known = [len(written & tree.defaults.keys()) for tree in trees]
+    best = max(range(len(trees)), key=lambda at: (known[at], at))
+    versions = {tree.version for tree, number in zip(trees, known, strict=True) if number == known[best]}
+    if len(versions) > 1:
+        return trees[best], ""
+    recipe = " with those of open-r1" if trees[best].kind.startswith("open_r1_") else ""
+    others = ", ".join(dict.fromkeys(tree.version for tree in trees))
+    return trees[best], (
+        f"The arguments are those of TRL {trees[best].version}{recipe}, as far as versions are known here ({others}): "
+        "its defaults were used."
+    )
+
+
 _PREFERENCES = 'a trainer of preferences that is not converted: write kind = "preference" (docs/preferences.md)'
 _ONLINE = (
     'online preference training, which is not converted: write policy_loss_type = "online_dpo" (docs/preferences.md)'
 )
 _DISTILLATION = "distillation from a teacher by its arguments, which are not converted: see docs/distillation.md"
-_OF_STEPS = "a model of rewards for steps, which skyrl does not train"
-_ASYNCHRONOUS = "asynchronous GRPO, whose arguments are not converted: trainer.fully_async is ours"
 _IMAGES = "rows with images, which skyrl does not train on yet"
 _OWN_PPO = "PPO with a reward model of its own, whose arguments are not converted"
 _REFUSED: dict[str, str] = {
     **dict.fromkeys(("bco", "cpo", "orpo", "tpo"), _PREFERENCES),
     **dict.fromkeys(("online_dpo", "nash_md", "xpo", "mpo"), _ONLINE),
     **dict.fromkeys(("gold", "sdft", "sdpo", "ssd"), _DISTILLATION),
-    "prm": _OF_STEPS,
+    "prm": "a model of rewards for steps, which skyrl does not train",
     "ppo": _OWN_PPO,
-    "async_grpo": _ASYNCHRONOUS,
+    "async_grpo": "asynchronous GRPO, whose arguments are not converted: trainer.fully_async is ours",
 }
 """Trainer that is not converted -> why."""
 
@@ -117,36 +169,27 @@ def settings_of(
     the file cannot be read, or is for a trainer that is not converted.
     """
     if Path(name).suffix.lower() == ".py":
-        settings, own = _read_program(text_of(name), name, kind)
+        settings, own = _read_program(read_text(name), name, kind)
         return settings, None, own
     if is_script(name):
-        settings, launch = _read_command_line(text_of(name), name, number)
-        own = _kind_of(launch.program)
+        launch = launch_of(read_text(name), name, _LAUNCHER, number)
+        settings = dict(_flags(launch.texts)) | _processes([*launch.before, *launch.texts])
+        settings = _file_beside(settings.pop("config", None), name) | settings
+        launch = launch.without(_stray(launch.words))
+        own = _PROGRAMS.get(launch.program.removeprefix("trl ").rpartition(".")[2], "")
         if own and kind and own != kind:
-            raise _refusal(name, f"line {launch.line} starts {launch.program}, which trains {own}, not {kind}")
+            raise not_converted(name, f"line {launch.line} starts {launch.program}, which trains {own}, not {kind}")
         return settings, launch, own or kind or _recognised(settings, name)
     settings = flat_file(name, of="trl")
     return settings, None, kind or _recognised(settings, name)
 
 
-def _kind_of(program: str) -> str:
-    """The trainer of a known program; empty for any other."""
-    name = program.removeprefix("trl ").rpartition(".")[2]
-    return _PROGRAMS.get(name, "")
-
-
-def _refusal(name: str, message: str, hint: str = "") -> ConfigError:
-    return ConfigError([Problem(path=name, message=message, hint=hint)], title=_TITLE)
-
-
 def _recognised(settings: Mapping[str, Any], name: str) -> str:
     """The trainer that arguments are for, by those that only it has. Raises `ConfigError` if they do not tell."""
     trainers = trainers_with(key.partition(".")[0] for key in settings)
-    if {*trainers} <= {"grpo", "rloo"}:
+    if len(trainers) == 1 or {*trainers} <= {"grpo", "rloo"}:
         return trainers[0]  # with rloo alike: the one that most files are for, as the report says
-    if len(trainers) == 1:
-        return trainers[0]
-    raise _refusal(
+    raise not_converted(
         name,
         f"does not say which of TRL's trainers its arguments are for ({', '.join(trainers)} have them all)",
         f"name it: --kind {'|'.join(CONVERTED)}",
@@ -157,32 +200,31 @@ def _read_program(text: str, name: str, kind: str | None) -> tuple[dict[str, Any
     try:
         tree = parsed_program(text[:_LONGEST])
     except SyntaxError as error:
-        raise _refusal(name, f"cannot be read as Python: {error}") from None
+        raise not_converted(name, f"cannot be read as Python: {error}") from None
     known = _Constants(tree)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     trainers = [*dict.fromkeys(_CLASSES[_called_name(call)] for call in calls if _called_name(call) in _CLASSES)]
     if not trainers:
-        raise _refusal(
+        raise not_converted(
             name,
             "has no GRPOConfig(...), RLOOConfig(...), SFTConfig(...), RewardConfig(...), DPOConfig(...), "
             "KTOConfig(...), DistillationConfig(...) or GKDConfig(...), whose arguments would be converted",
             "for a program that parses arguments, convert the script that starts it, or its YAML file",
         )
     if len(trainers) > 1 and kind is None:
-        raise _refusal(name, f"has arguments of several trainers ({', '.join(trainers)})", "choose one: --kind NAME")
+        raise not_converted(
+            name, f"has arguments of several trainers ({', '.join(trainers)})", "choose one: --kind NAME"
+        )
     trainer = kind or trainers[0]
     if trainer not in trainers:
-        raise _refusal(name, f"has arguments of {', '.join(trainers)}, and none of {trainer}")
+        raise not_converted(name, f"has arguments of {', '.join(trainers)}, and none of {trainer}")
     if trainer not in CONVERTED:
-        raise _refusal(name, f"has arguments of {trainer}: {_REFUSED[trainer]}")
+        raise not_converted(name, f"has arguments of {trainer}: {_REFUSED[trainer]}")
     if "_vlm" in Path(name).stem or any(map(_is_image, ast.walk(tree))):
-        raise _refusal(name, _IMAGES)
+        raise not_converted(name, _IMAGES)
     settings: dict[str, Any] = {}
     for call in calls:
-        if (
-            _CLASSES.get(_called_name(call), trainer) == trainer
-            and _TRAINERS.get(_called_name(call), trainer) == trainer
-        ):
+        if (_CLASSES | _TRAINERS).get(_called_name(call), trainer) == trainer:
             settings |= known.arguments_of(call)
     return settings, trainer
 
@@ -297,13 +339,6 @@ def _is_argument(word: str) -> bool:
 
 
 _LAUNCHER = PeerPrograms(name="TRL", programs=_KNOWN, is_setting=_is_argument, commands=("trl",))
-
-
-def _read_command_line(text: str, name: str, number: int | None) -> tuple[dict[str, Any], RunCommand]:
-    launch = launch_of(text, name, _LAUNCHER, number)
-    settings = dict(_flags(launch.texts)) | _processes([*launch.before, *launch.texts])
-    settings = _file_beside(settings.pop("config", None), name) | settings
-    return settings, launch.without(_stray(launch.words))
 
 
 def _stray(words: Sequence[str]) -> list[str]:

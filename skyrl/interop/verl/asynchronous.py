@@ -10,6 +10,7 @@ s + max_off_policy_threshold - 1 (trainer/ppo/v1/replay_buffer.py:602). `fully_a
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil, prod
 from typing import Any
 
@@ -19,11 +20,14 @@ from skyrl.interop.translation import (
     Translation,
     Values,
     count,
+    idle,
+    independent,
     is_off,
     real,
     redundant,
     refused,
     unsupported,
+    when_on,
     word,
 )
 
@@ -76,11 +80,6 @@ def mode_of(values: Values) -> str:
     if "rollout.nnodes" in values or "rollout.n_gpus_per_node" in values:
         return "one_step_off"
     return str(values.get("trainer.v1.trainer_mode", "sync")) if values.get("trainer.use_v1", True) else "sync"
-
-
-def is_asynchronous(values: Values) -> bool:
-    """Whether sampling goes on while the policy learns."""
-    return mode_of(values) != "sync"
 
 
 def engine_gpus(values: Values) -> int:
@@ -189,26 +188,13 @@ def _switching(key: str, value: object, values: Values) -> Translation:
     return unsupported("GPUs that change between learners and engines during a run")
 
 
-def _batch_size(key: str, value: object, values: Values) -> Translation | None:
-    if mode_of(values) != "fully_async":
+def _interval(ours: str, key: str, value: object, values: Values) -> Translation | None:
+    if "rollout." + key.removeprefix("trainer.") in values:
+        return redundant("verl 0.7 reads that of the table rollout")
+    steps = steps_of_a_sync(values) if ours else 1
+    if steps == 1 or not isinstance(value, int) or value <= 0:
         return None
-    return redundant("set by ppo_mini_batch_size and async_training.require_batches")
-
-
-def _required(key: str, value: object, values: Values) -> Translation:
-    return Translation(writes={"trainer.train_batch_size": _batch(values)})
-
-
-def _interval(ours: str) -> Dependent:
-    def become(key: str, value: object, values: Values) -> Translation | None:
-        if "rollout." + key.removeprefix("trainer.") in values:
-            return redundant("verl 0.7 reads that of the table rollout")
-        steps = steps_of_a_sync(values) if ours else 1
-        if steps == 1 or not isinstance(value, int) or value <= 0:
-            return None
-        return Translation(writes={ours: value * steps}, note="verl counts transfers of weights")
-
-    return become
+    return Translation(writes={ours: value * steps}, note="verl counts transfers of weights")
 
 
 def _convert_engine_ratio(key: str, value: object, values: Values) -> Translation:
@@ -218,68 +204,50 @@ def _convert_engine_ratio(key: str, value: object, values: Values) -> Translatio
     return Translation(writes={"trainer.algorithm.old_logprobs": "engine" if value else "learner"})
 
 
-def _transfer(key: str, value: object, values: Values) -> Translation:
-    """Outcome of settings of the transfer of weights."""
-    return redundant("set by generator.inference_engine.weight_sync_backend")
-
-
 def is_bypassed(values: Values) -> bool:
     """Whether the engine's log-probabilities are those of the old policy."""
     of_engine = values.get("async_training.use_rollout_log_probs", values.get(BYPASS))
     return bool(of_engine) and not values.get(_PROXIMAL)
 
 
-def _hybrid(key: str, value: object, values: Values) -> Translation | None:
-    if not engine_gpus(values):
-        return None
-    return redundant("engines have GPUs of their own; the learners' engines of verl only serve evaluation")
-
-
-def _memory(key: str, value: object, values: Values) -> Translation | None:
-    own = values.get(ROLLOUT + "standalone_gpu_memory_utilization")
-    return redundant("no effect: standalone_gpu_memory_utilization is set") if own is not None else None
-
-
-def _unused_trainer(key: str, value: object, values: Values) -> Translation | None:
-    if mode_of(values) in ("fully_async", "one_step_off"):
-        return redundant("no effect: the program is not verl's v1")
-    return None
-
-
 ASYNCHRONOUS: dict[str, Dependent] = {
-    "trainer.v1.*": _unused_trainer,
-    "trainer.use_v1": lambda key, value, values: redundant("chooses between versions of one trainer"),
-    "trainer.save_freq": _interval("trainer.ckpt_interval"),
-    "trainer.test_freq": _interval("trainer.eval_interval"),
-    "trainer.total_epochs": _interval(""),
+    "trainer.v1.*": idle(
+        lambda values: mode_of(values) in ("fully_async", "one_step_off"), "no effect: the program is not verl's v1"
+    ),
+    "trainer.use_v1": independent(redundant("chooses between versions of one trainer")),
+    "trainer.save_freq": partial(_interval, "trainer.ckpt_interval"),
+    "trainer.test_freq": partial(_interval, "trainer.eval_interval"),
+    "trainer.total_epochs": partial(_interval, ""),
     "rollout.test_freq": lambda key, value, values: Translation(
         writes={"trainer.eval_interval": count(value) * steps_of_a_sync(values)},
         note="verl counts transfers of weights",
     ),
     "rollout.total_epochs": lambda key, value, values: Translation(writes={"trainer.epochs": value}),
-    "data.train_batch_size": _batch_size,
-    "actor_rollout_ref.hybrid_engine": _hybrid,
-    ROLLOUT + "gpu_memory_utilization": _memory,
-    ROLLOUT + "nnodes": _engines,
-    ROLLOUT + "n_gpus_per_node": _engines,
-    "rollout.nnodes": _engines,
-    "rollout.n_gpus_per_node": _engines,
-    "rollout.n": lambda key, value, values: redundant("verl reads actor_rollout_ref.rollout.n"),
+    "data.train_batch_size": idle(
+        lambda values: mode_of(values) == "fully_async", "set by ppo_mini_batch_size and async_training.require_batches"
+    ),
+    "actor_rollout_ref.hybrid_engine": idle(
+        engine_gpus, "engines have GPUs of their own; the learners' engines of verl only serve evaluation"
+    ),
+    ROLLOUT + "gpu_memory_utilization": idle(
+        lambda values: values.get(ROLLOUT + "standalone_gpu_memory_utilization") is not None,
+        "no effect: standalone_gpu_memory_utilization is set",
+    ),
+    **{table + name: _engines for table in (ROLLOUT, "rollout.") for name in ("nnodes", "n_gpus_per_node")},
+    "rollout.n": independent(redundant("verl reads actor_rollout_ref.rollout.n")),
     "rollout.total_rollout_steps": _rollout_steps,
     "async_training.staleness_threshold": _staleness,
     _SYNC_STEP: lambda key, value, values: Translation(writes={_OURS + "steps_per_sync": value}),
-    _REQUIRED: _required,
+    _REQUIRED: lambda key, value, values: Translation(writes={"trainer.train_batch_size": _batch(values)}),
     "async_training.partial_rollout": lambda key, value, values: Translation(
         writes={_OURS + "interrupt_generation": bool(value)}
     ),
-    "async_training.use_trainer_do_validate": lambda key, value, values: redundant(
-        "which engines evaluate does not affect results"
-    ),
-    _PROXIMAL: lambda key, value, values: (
-        Translation(writes={"trainer.algorithm.old_logprobs": "learner"}) if value else redundant("off")
-    ),
+    "async_training.use_trainer_do_validate": independent(redundant("which engines evaluate does not affect results")),
+    _PROXIMAL: independent(when_on("trainer.algorithm.old_logprobs", "learner")),
     "async_training.use_rollout_log_probs": _convert_engine_ratio,
-    "async_training.checkpoint_engine.*": _transfer,
+    "async_training.checkpoint_engine.*": independent(
+        redundant("set by generator.inference_engine.weight_sync_backend")
+    ),
     "async_training.use_dynamic_resource_scheduling": _switching,
     "async_training.concurrent_samples_per_replica": _concurrency,
 }

@@ -1,8 +1,8 @@
 """Converts verl's scripts (`key=value` after `verl.trainer.main_ppo`) and YAML files to our tables.
 
 The tables are for verl up to 0.9.1: `verl/keys.py` has the settings that convert independently, `verl/switches.py`
-those below a feature that is off, and `rewards.py`, `objective.py`, `layout.py` and `asynchronous.py` the ones that
-depend on others. `supervised.py` converts supervised runs.
+those below a feature that is off, and `objective.py`, `layout.py` and `asynchronous.py` the ones that depend on others.
+`supervised.py` converts supervised runs.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 from attrs import evolve
 
-from skyrl.errors import ConfigError, Problem
+from skyrl.interop import not_converted
 from skyrl.interop.launches import RUNS, PeerPrograms, ProgramFacts, aside, launch_of, reads_images, unconverted
 from skyrl.interop.peer_trees import peer_trees, versions_with
 from skyrl.interop.report import Conversion
 from skyrl.interop.systems import ProgramValue, System, convert_settings
 from skyrl.interop.translation import Values
-from skyrl.interop.values import flat_file, is_script, text_of, without_references, yaml_value
+from skyrl.interop.values import flat_file, is_script, without_references, yaml_value
 from skyrl.interop.verl.asynchronous import (
     ASYNCHRONOUS,
     DEFAULT_THRESHOLD,
@@ -30,44 +30,38 @@ from skyrl.interop.verl.asynchronous import (
     V1,
     mode_of,
 )
-from skyrl.interop.verl.distillation import DISTILLATION
 from skyrl.interop.verl.keys import KEYS
 from skyrl.interop.verl.layout import LAYOUT, layout, strategy_of
-from skyrl.interop.verl.objective import CRITIC, OBJECTIVE, has_critic
-from skyrl.interop.verl.rewards import REWARDS, reward_path
+from skyrl.interop.verl.objective import CRITIC, DISTILLATION, OBJECTIVE, REWARDS, has_critic, reward_path
 from skyrl.interop.verl.supervised import convert_supervised, is_supervised, with_torchrun
 from skyrl.interop.verl.switches import SWITCHES
 from skyrl.interop.writing import Writing
+from skyrl.tree.files import read_text
 
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][^=\s]*=.*", re.DOTALL)
 _OURS = re.compile(
     r"[+~]{0,2}(actor_rollout_ref|algorithm|critic|reward|reward_model|trainer|data|async_training|rollout|optim|engine|model)\.\w[^=\s]*=.*",
     re.DOTALL,
 )
+_SUPERVISED = ("fsdp_sft_trainer", "sft_trainer", "sft_trainer_ray")
 _KNOWN: Mapping[str, ProgramFacts] = {
-    "verl.trainer.main_ppo": RUNS,
-    "transfer_queue.main_ppo": RUNS,
-    "dapo.main_dapo": RUNS,
-    "verl.trainer.main_ppo_sync": RUNS,
-    "one_step_off_policy.main_ppo": RUNS,
-    "one_step_off_policy.async_main_ppo": RUNS,
-    "fully_async_main": RUNS,
+    **dict.fromkeys((
+        "verl.trainer.main_ppo", "transfer_queue.main_ppo", "dapo.main_dapo", "verl.trainer.main_ppo_sync",
+        "one_step_off_policy.main_ppo", "one_step_off_policy.async_main_ppo", "fully_async_main", *_SUPERVISED,
+    ), RUNS),
     "vla.main_ppo": unconverted("a policy of images and actions, which skyrl does not train yet"),
-    "fsdp_sft_trainer": RUNS,
-    "sft_trainer": RUNS,
-    "sft_trainer_ray": RUNS,
-    "spin.main_spin": unconverted("preference training, which skyrl does not have yet"),
-    "sppo.main_sppo": unconverted("preference training, which skyrl does not have yet"),
-    "main_generation": aside("it only samples: `skyrl generate` does that here"),
-    "main_generation_server": aside("it only samples: `skyrl generate` does that here"),
+    **dict.fromkeys(
+        ("spin.main_spin", "sppo.main_sppo"), unconverted("preference training, which skyrl does not have yet")
+    ),
+    **dict.fromkeys(
+        ("main_generation", "main_generation_server"), aside("it only samples: `skyrl generate` does that here")
+    ),
     "main_eval": aside("it only evaluates: `skyrl eval` does that here"),
     "model_merger": aside("it only merges checkpoints"),
-}
+}  # fmt: skip
 """Suffix of a program's dotted name -> whether its runs are converted."""
 
 _LAUNCHER = PeerPrograms(name="verl", programs=_KNOWN, is_setting=lambda word: _OURS.fullmatch(word) is not None)
-_SUPERVISED = ("fsdp_sft_trainer", "sft_trainer", "sft_trainer_ray")
-_NO_VALUE = "the script gives no value: one of its variables is empty"
 _IMAGES = ("data.image_key=", "data.video_key=", "data.audio_key=")
 _SELECT = re.compile(r"\$\{oc\.select:\s*([\w.]+)\s*(?:,(.*))?\}", re.DOTALL)
 _RELATIVE = re.compile(r"\$\{(\.\w+)\}")
@@ -122,7 +116,7 @@ def convert_verl(name: str, *, number: int | None = None) -> Conversion:
         keys = flat_file(name, of="verl")
         _refuse_images(name, "trains", _reading_model(keys))
         return convert_keys(keys, name)
-    launch = launch_of(text_of(name), name, _LAUNCHER, number)
+    launch = launch_of(read_text(name), name, _LAUNCHER, number)
     based_on, launch = launch.option("--config-name", "-cn")
     _, launch = launch.option("--config-path", "-cp")
     overrides, launch = launch.split(lambda word: _OVERRIDE.fullmatch(word) is not None)
@@ -142,17 +136,14 @@ def convert_verl(name: str, *, number: int | None = None) -> Conversion:
 
 def _reading_model(settings: Values) -> str:
     """The model, if it reads images; empty otherwise."""
-    models = [
-        str(settings.get(key)) for key in ("actor_rollout_ref.model.path", "model.path", "model.partial_pretrain")
-    ]
-    return next(filter(reads_images, models), "")
+    names = ("actor_rollout_ref.model.path", "model.path", "model.partial_pretrain")
+    return next((model for name in names if reads_images(model := str(settings.get(name)))), "")
 
 
 def _refuse_images(name: str, prefix: str, images: str) -> None:
     """Raise `ConfigError` for rows with images, of which only the text would be trained on."""
     if images:
-        message = f"{prefix} on rows with images or sound ({images}), which skyrl does not do yet"
-        raise ConfigError([Problem(path=name, message=message)], title="Nothing was converted")
+        raise not_converted(name, f"{prefix} on rows with images or sound ({images}), which skyrl does not do yet")
 
 
 def convert_keys(
@@ -198,7 +189,7 @@ def _setting(override: str) -> tuple[str, Any]:
     name, _, text = override.partition("=")
     key = name.lstrip("+~")
     if not text and not key.endswith(("_name", "_dir")):
-        return key, ProgramValue("", _NO_VALUE)
+        return key, ProgramValue("", "the script gives no value: one of its variables is empty")
     return key, yaml_value(text)
 
 

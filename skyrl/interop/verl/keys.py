@@ -21,8 +21,6 @@ _POLICY = "trainer.policy."
 _CRITIC = "trainer.critic."
 _LOADERS = "affects how verl reads files; here rows are read and split into prompts once, before training"
 _KERNELS = "affects speed, not results; learners choose their own kernels"
-_SHARED = "weights are offloaded to the host when models take turns on GPUs"
-_TRACES = "logging of verl's engines; here each engine has a log file under trainer.log_path"
 _REMOTE_CODE = "code from a model's repository is never run"
 
 
@@ -54,9 +52,7 @@ _MODEL: dict[str, Entry] = {
     "enable_activation_offload": "trainer.offload_activations",
     "use_remove_padding": "trainer.use_sample_packing",
     "use_liger": "trainer.use_liger_kernel",
-    "use_fused_kernels": redundant(_KERNELS),
-    "fused_kernel_options.*": redundant(_KERNELS),
-    "tiled_mlp.*": redundant(_KERNELS),
+    **dict.fromkeys(("use_fused_kernels", "fused_kernel_options.*", "tiled_mlp.*"), redundant(_KERNELS)),
     "trust_remote_code": fixed(False, does=_REMOTE_CODE, otherwise="running code from a model's repository"),
     "custom_chat_template": missing("an inline chat template; set generator.chat_template to a file with it"),
     "external_lib": missing("importing a module for its side effects"),
@@ -118,7 +114,7 @@ _ROLLOUT: dict[str, Entry] = {
     "enable_sleep_mode": redundant("engines sleep when models take turns on GPUs"),
     "skip_tokenizer_init": redundant("engines receive token IDs"),
     "update_weights_bucket_megabytes": redundant("weights are transferred in buckets"),
-    "disable_log_stats": redundant(_TRACES),
+    "disable_log_stats": redundant("logging of verl's engines; here each engine has a log file under trainer.log_path"),
     "cudagraph_capture_sizes": missing("CUDA graph sizes; set them in engine_init_kwargs.compilation_config"),
     "quantization": missing("quantized engines"),
     "quantization_config_file": missing("quantized engines"),
@@ -264,7 +260,7 @@ _TRAINER: dict[str, Entry] = {
 }
 
 _FSDP: dict[str, Entry] = {
-    "param_offload": redundant(_SHARED),
+    "param_offload": redundant("weights are offloaded to the host when models take turns on GPUs"),
     "model_dtype": fixed(
         "fp32", "float32", does="master weights are always float32", otherwise="other weight dtypes"
     ),
@@ -280,6 +276,32 @@ _FSDP: dict[str, Entry] = {
     **dict.fromkeys(("use_torch_compile", "pad_to_length*", "entropy_*"), redundant(_KERNELS)),
 }  # fmt: skip
 """Settings of FSDP, which stand in several tables."""
+
+_OPTIM: dict[str, Entry] = {
+    "optimizer_impl": fixed(
+        "torch.optim", does="torch's optimizers are used", otherwise="optimizers from other packages"
+    ),
+    "num_cycles": fixed(0.5, does="a cosine schedule decays once", otherwise="a cosine schedule with several cycles"),
+    "total_training_steps": redundant("derived from the data and the number of epochs"),
+    "override_optimizer_config": missing("a value for a whole table; set its fields instead", {}),
+    "lr_wsd_*": missing("Megatron's schedules"),
+    "weight_decay_incr_style": fixed(
+        "constant", does="weight decay is constant", otherwise="weight decay that grows"
+    ),
+    "use_checkpoint_opt_param_scheduler": fixed(
+        False, does="the schedule is that of the settings", otherwise="a schedule taken from a checkpoint"
+    ),
+    "use_precision_aware_optimizer": missing("optimizer states below float32", False),
+    **dict.fromkeys(
+        ("muon_*", "use_layer_wise_*", "main_grads_dtype", "exp_avg_*"),
+        redundant("set by another setting of the optimizer, which is not implemented"),
+    ),
+    **dict.fromkeys((
+        "lr_decay_ratio", "lr_min", "lr_start", "decay_type", "eps", "min_lr_factor", "name", "init_lr_ratio",
+        "wd_incr_style", "master_weights", "store_param_remainders", "master_weight_dtype",
+    ), redundant("only read by the strategies veomni, torchtitan and automodel")),
+}  # fmt: skip
+"""Settings of optimizers, which stand in several tables."""
 
 KEYS: dict[str, Entry] = {
     "model_engine": redundant("set by the learners' strategy"),
@@ -307,48 +329,7 @@ KEYS: dict[str, Entry] = {
     "algorithm.rollout_correction.rollout_is_batch_normalize": fixed(
         False, does="weights are not normalized", otherwise="batch-normalized importance weights"
     ),
-    "*.optim.optimizer_impl": fixed(
-        "torch.optim", does="torch's optimizers are used", otherwise="optimizers from other packages"
-    ),
-    "*.optim.num_cycles": fixed(
-        0.5, does="a cosine schedule decays once", otherwise="a cosine schedule with several cycles"
-    ),
-    "*.optim.total_training_steps": redundant("derived from the data and the number of epochs"),
-    "*.optim.override_optimizer_config": missing("a value for a whole table; set its fields instead", {}),
-    "*.optim.lr_wsd_*": missing("Megatron's schedules"),
-    "*.optim.weight_decay_incr_style": fixed(
-        "constant", does="weight decay is constant", otherwise="weight decay that grows"
-    ),
-    "*.optim.use_checkpoint_opt_param_scheduler": fixed(
-        False, does="the schedule is that of the settings", otherwise="a schedule taken from a checkpoint"
-    ),
-    "*.optim.use_precision_aware_optimizer": missing("optimizer states below float32", False),
-    **{
-        f"*.optim.{name}": redundant("set by another setting of the optimizer, which is not implemented")
-        for name in (
-            "muon_*",
-            "use_layer_wise_*",
-            "main_grads_dtype",
-            "exp_avg_*",
-        )
-    },
-    **{
-        f"*.optim.{name}": redundant("only read by the strategies veomni, torchtitan and automodel")
-        for name in (
-            "lr_decay_ratio",
-            "lr_min",
-            "lr_start",
-            "decay_type",
-            "eps",
-            "min_lr_factor",
-            "name",
-            "init_lr_ratio",
-            "wd_incr_style",
-            "master_weights",
-            "store_param_remainders",
-            "master_weight_dtype",
-        )
-    },
+    **{f"*.optim.{name}": entry for name, entry in _OPTIM.items()},
     **{f"{table}.{name}": entry for table in ("*.fsdp_config", "critic.fsdp") for name, entry in _FSDP.items()},
     "*.qat.enable": missing("quantization-aware training", False),
     "*.qat.*": redundant("set by qat.enable, which is not implemented"),
@@ -359,14 +340,11 @@ KEYS: dict[str, Entry] = {
     "*.load_weight": fixed(
         True, does="models begin with their weights", otherwise="models that begin with random ones"
     ),
-    "*.entropy_from_logits_chunk_size": redundant(_KERNELS),
-    "*.pad_to_length*": redundant(_KERNELS),
-    "*.use_torch_compile": redundant(_KERNELS),
+    **{f"*.{name}": redundant(_KERNELS) for name in (
+        "entropy_from_logits_chunk_size", "pad_to_length*", "use_torch_compile", "use_fused_kernels",
+        "entropy_from_logits_with_chunking", "entropy_checkpointing", "sum_pi_squared_checkpointing",
+    )},
     "*.use_remove_padding": redundant("one setting for all models: trainer.use_sample_packing"),
-    "*.use_fused_kernels": redundant(_KERNELS),
-    "*.entropy_from_logits_with_chunking": redundant(_KERNELS),
-    "*.entropy_checkpointing": redundant(_KERNELS),
-    "*.sum_pi_squared_checkpointing": redundant(_KERNELS),
     "*.calculate_entropy": redundant("entropy is always logged"),
     "*.data_loader_seed": redundant("samples keep their order"),
     "*.rollout_n": redundant("set by generator.n_samples_per_prompt"),
@@ -391,4 +369,4 @@ KEYS: dict[str, Entry] = {
     "ray_kwargs.timeline_json_file": missing("Ray's timeline"),
     "ray_kwargs.*": redundant("the connection to Ray is set in trainer.placement"),
     "ray_init.*": redundant("the connection to Ray is set in trainer.placement"),
-}
+}  # fmt: skip

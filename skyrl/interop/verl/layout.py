@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -14,6 +15,7 @@ from skyrl.interop.translation import (
     Translation,
     Values,
     count,
+    independent,
     is_off,
     number,
     real,
@@ -22,20 +24,15 @@ from skyrl.interop.translation import (
     unsupported,
     word,
 )
-from skyrl.interop.verl.asynchronous import ENGINE_SIZES, engine_gpus, gpus_of_an_engine, mode_of
+from skyrl.interop.verl.asynchronous import ENGINE_SIZES, ROLLOUT, engine_gpus, gpus_of_an_engine, mode_of
 from skyrl.interop.verl.objective import ACTOR, has_critic, has_v1
 
-_ROLLOUT = "actor_rollout_ref.rollout."
 _REF = "actor_rollout_ref.ref."
 _MODEL = "actor_rollout_ref.model."
 _VLLM = ENGINE + "engine_init_kwargs."
-_LEAST = "one setting for all models; it does not affect results"
 _TOKENS = "one setting for all models: trainer.max_tokens_per_microbatch; it does not affect results"
 _TRACKERS = ("console", "wandb", "tensorboard", "mlflow", "swanlab")
 _STRATEGIES = {"fsdp": "fsdp", "fsdp2": "fsdp2", "dp": "fsdp2", "megatron": "megatron"}
-_ONE_STEP = {"enabled": True, "max_staleness_steps": 1, "interrupt_generation": False}
-"""`one_step_off_policy` samples the next batch while this one is trained on, and completes it before the transfer."""
-
 _MEGATRON_SIZES = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
     "expert_model_parallel_size", "expert_tensor_parallel_size",
@@ -49,7 +46,6 @@ _MEGATRON_PLACES = (
 
 _MEGATRON_SPEED = ("entropy_from_logits_*", "pad_to_length*", "pad_bshd_to_minibatch_max")
 _ADAPTER = ("lora_rank", "lora_alpha", "target_modules", "exclude_modules", "lora.*")
-_BFLOAT16 = ("bfloat16", "bf16")
 
 
 def layout(values: Values) -> Iterator[tuple[str, str, Any]]:
@@ -64,8 +60,9 @@ def layout(values: Values) -> Iterator[tuple[str, str, Any]]:
     for model in models:
         paths[f"trainer.placement.{model}_num_nodes"] = nodes
         paths[f"trainer.placement.{model}_num_gpus_per_node"] = gpus
-    if mode_of(values) == "one_step_off":
-        paths |= {f"trainer.fully_async.{name}": value for name, value in _ONE_STEP.items()}
+    if mode_of(values) == "one_step_off":  # the next batch is sampled before, and completed before the transfer
+        one_step = {"enabled": True, "max_staleness_steps": 1, "interrupt_generation": False}
+        paths |= {f"trainer.fully_async.{name}": value for name, value in one_step.items()}
     of_one, gpus_of_engines = gpus_of_an_engine(values), engines or nodes * gpus
     if gpus_of_engines % of_one == 0:
         paths[ENGINE + "num_engines"] = gpus_of_engines // of_one
@@ -84,9 +81,12 @@ def _machines(key: str, value: object, values: Values) -> Translation:
     return Translation(writes={f"trainer.placement.policy_{ours}": value})
 
 
+def _learner_gpus(values: Values) -> int:
+    return count(values.get("trainer.nnodes")) * count(values.get("trainer.n_gpus_per_node"), default=8)
+
+
 def _engine_size(key: str, value: object, values: Values) -> Translation:
-    learners = count(values.get("trainer.nnodes")) * count(values.get("trainer.n_gpus_per_node"), default=8)
-    gpus, of_one = engine_gpus(values) or learners, gpus_of_an_engine(values)
+    gpus, of_one = engine_gpus(values) or _learner_gpus(values), gpus_of_an_engine(values)
     if gpus % of_one:
         return refused(f"{gpus} GPUs cannot be split into engines of {of_one} GPUs")
     name = key.rpartition(".")[2].replace("_model", "")
@@ -96,29 +96,26 @@ def _engine_size(key: str, value: object, values: Values) -> Translation:
 def _engine(key: str, value: object, values: Values) -> Translation:
     if value is None:
         return redundant("not set")
-    if value == "vllm":
-        return Translation(writes={ENGINE + "backend": "vllm"})
-    if value == "sglang":
-        return Translation(writes={ENGINE + "backend": "vllm"}, note="SGLang engines become vLLM engines")
-    if value == "hf":
-        return Translation(writes={ENGINE + "backend": "torch"})
-    return unsupported(f"engine {value!r}; see generator.inference_engine.backend")
+    ours = {"vllm": "vllm", "sglang": "vllm", "hf": "torch"}.get(str(value))
+    if ours is None:
+        return unsupported(f"engine {value!r}; see generator.inference_engine.backend")
+    note = "SGLang engines become vLLM engines" if value == "sglang" else ""
+    return Translation(writes={ENGINE + "backend": ours}, note=note)
 
 
 def _engine_option(key: str, value: object, values: Values) -> Translation:
     """Convert `engine_kwargs.vllm.NAME`; options of other engines have no effect if the engine is vLLM."""
     _, _, rest = key.partition(".engine_kwargs.")
     engine, _, name = rest.partition(".")
-    used = values.get(_ROLLOUT + "name", "vllm")
+    used = values.get(ROLLOUT + "name", "vllm")
     if engine != used or is_off(value):
         return redundant("no effect at this value" if engine == used else f"no effect: the engine is {used}")
     if name.endswith("attention_backend"):
         return redundant(f"chooses kernels of {engine}, which affect speed, not results")
     if engine == "vllm" and name == "enable_expert_parallel":
-        sizes = ("data_parallel_size", "tensor_model_parallel_size")
-        return Translation(
-            writes={ENGINE + "expert_parallel_size": prod(count(values.get(_ROLLOUT + n)) for n in sizes)}
-        )
+        degrees = ("data_parallel_size", "tensor_model_parallel_size")
+        size = prod(count(values.get(ROLLOUT + degree)) for degree in degrees)
+        return Translation(writes={ENGINE + "expert_parallel_size": size})
     return Translation(writes={_VLLM + name: value}) if engine == "vllm" else unsupported(f"{engine} options")
 
 
@@ -160,11 +157,10 @@ def _rows(key: str, value: object, values: Values) -> Translation:
         return redundant("not set")
     if values.get(ACTOR + "use_dynamic_bsz"):
         return redundant("micro-batches are counted in tokens")
-    if not key.startswith((ACTOR, _ROLLOUT)):
-        return redundant(_LEAST)
+    if not key.startswith((ACTOR, ROLLOUT)):
+        return redundant("one setting for all models; it does not affect results")
     if not key.endswith("_per_gpu"):
-        gpus = count(values.get("trainer.nnodes")) * count(values.get("trainer.n_gpus_per_node"), default=8)
-        value = max(value // gpus, 1) if isinstance(value, int) else value
+        value = max(value // _learner_gpus(values), 1) if isinstance(value, int) else value
     name = "micro_train_batch_size_per_gpu" if key.startswith(ACTOR) else "micro_forward_batch_size_per_gpu"
     return Translation(writes={f"trainer.{name}": value})
 
@@ -172,30 +168,25 @@ def _rows(key: str, value: object, values: Values) -> Translation:
 def _megatron(key: str, value: object, values: Values) -> Translation | None:
     if not is_megatron(values):
         return redundant("no effect: the strategy is not megatron")
-    owner, _, name = key.partition(".megatron.")
-    table = {"critic": "critic"}.get(owner, "ref" if key.startswith(_REF) else "policy")
+    table, name = f"{_ours(key)}megatron_config.", key.partition(".megatron.")[2]
     if name.startswith("qat."):
         return None
     if name in _MEGATRON_SIZES:
-        return Translation(writes={f"trainer.{table}.megatron_config.{name}": value})
+        return Translation(writes={table + name: value})
     if name.startswith("override_transformer_config."):
-        return _transformer(name.partition(".")[2], value, f"trainer.{table}.megatron_config.")
+        if value is None:
+            return redundant("not set; recomputation affects memory, not results")
+        return Translation(writes={f"{table}transformer_config_kwargs.{name.partition('.')[2]}": value})
     if name in _MEGATRON_PLACES or any(fnmatchcase(name, pattern) for pattern in _MEGATRON_SPEED):
         return redundant("affects memory or speed, not results")
     if name == "dtype":
-        return redundant("bfloat16 is the default") if value in _BFLOAT16 else unsupported(f"Megatron in {value}")
+        is_usual = value in ("bfloat16", "bf16")
+        return redundant("bfloat16 is the default") if is_usual else unsupported(f"Megatron in {value}")
     if name == "router_replay.mode":
         return _router_replay(key, value)
     if is_off(value) or name.startswith("router_replay."):
         return redundant("no effect at this value")
     return unsupported(f"Megatron's {name}")
-
-
-def _transformer(name: str, value: object, table: str) -> Translation:
-    """Convert a field of Megatron's TransformerConfig. Without recomputation, what it recomputes needs nothing."""
-    if value is None:
-        return redundant("not set; recomputation affects memory, not results")
-    return Translation(writes={f"{table}transformer_config_kwargs.{name}": value})
 
 
 def _router_replay(key: str, value: object) -> Translation:
@@ -210,30 +201,24 @@ def _router_replay(key: str, value: object) -> Translation:
     return Translation(writes={"trainer.policy.moe_enable_routing_replay": True, returned: True})
 
 
-def _fsdp_only(name: str) -> Dependent:
-    return lambda key, value, values: (
-        redundant("no effect: the strategy is megatron")
-        if is_megatron(values)
-        else Translation(writes={_ours(key) + name: value})
-    )
+def _fsdp_only(name: str, key: str, value: object, values: Values) -> Translation:
+    if is_megatron(values):
+        return redundant("no effect: the strategy is megatron")
+    return Translation(writes={_ours(key) + name: value})
 
 
-def _dtype(name: str) -> Dependent:
+def _dtype(name: str, key: str, value: object, values: Values) -> Translation:
     """Convert a dtype of FSDP, which is written only where it differs from our default."""
     usual, reason = {
         "param_dtype": (("bf16", "bfloat16"), "set by trainer.bf16"),
         "reduce_dtype": (("fp32", "float32"), "gradients are summed in float32"),
         "buffer_dtype": (("fp32", "float32"), "buffers are float32"),
     }[name]
-
-    def become(key: str, value: object, values: Values) -> Translation | None:
-        if name == "reduce_dtype" and key.startswith(_REF):
-            return redundant("the reference model has no gradients")
-        if value is None or value in usual:
-            return redundant(reason)
-        return _fsdp_only(f"fsdp_config.mixed_precision.{name}")(key, value, values)
-
-    return become
+    if name == "reduce_dtype" and key.startswith(_REF):
+        return redundant("the reference model has no gradients")
+    if value is None or value in usual:
+        return redundant(reason)
+    return _fsdp_only(f"fsdp_config.mixed_precision.{name}", key, value, values)
 
 
 def _ours(key: str) -> str:
@@ -302,11 +287,6 @@ def _algorithm(key: str, value: object, values: Values) -> Translation:
     return unsupported(f"the optimizer {value!r}")
 
 
-def _unused_strategy(key: str, value: object, values: Values) -> Translation:
-    named = "veomni" if ".veomni." in key else "torchtitan"
-    return redundant(f"only read by the strategy {named}, which does not exist here")
-
-
 def _convert_first_rate(key: str, value: object, values: Values) -> Translation:
     schedule = values.get(key.rpartition(".")[0] + ".lr_scheduler_type", "constant")
     if value is True or schedule != "cosine":
@@ -329,8 +309,8 @@ def _scheduler(key: str, value: object, values: Values) -> Translation:
         return redundant("set by lr_scheduler_type")
     if value not in ("constant", "cosine"):
         return refused(f"unknown schedule {value!r}; verl supports: constant, cosine")
-    name = "constant_with_warmup" if value == "constant" else "cosine"
-    return Translation(writes={_optimizer(key) + "scheduler": name, _optimizer(key) + "schedule_unit": _unit(values)})
+    name, ours = "constant_with_warmup" if value == "constant" else "cosine", _optimizer(key)
+    return Translation(writes={ours + "scheduler": name, ours + "schedule_unit": _unit(values)})
 
 
 def _optimizer(key: str) -> str:
@@ -372,7 +352,7 @@ def _resume_path(key: str, value: object, values: Values) -> Translation:
 
 
 def _turns(key: str, value: object, values: Values) -> Translation:
-    turns = _ROLLOUT + "multi_turn."
+    turns = ROLLOUT + "multi_turn."
     if all(is_off(values.get(turns + name)) for name in ("enable", "tool_config_path", "function_tool_path")):
         return redundant("multi_turn.enable is off")
     name = key.rpartition(".")[2]
@@ -394,12 +374,6 @@ def _critic_epochs(key: str, value: object, values: Values) -> Translation:
     if value in (None, values.get(ACTOR + "ppo_epochs", 1)):
         return redundant("one setting for all models: trainer.update_epochs_per_batch")
     return unsupported("passes over a batch that only the critic has")
-
-
-def _template(key: str, value: object, values: Values) -> Translation:
-    return Translation(
-        writes={f"generator.chat_template_kwargs.{key.partition('apply_chat_template_kwargs.')[2]}": value}
-    )
 
 
 def _override(key: str, value: object, values: Values) -> Translation:
@@ -438,8 +412,14 @@ _DTYPE_NAMES = {
 
 LAYOUT: dict[str, Dependent] = {
     **{_MODEL + name: _adapter for name in _ADAPTER},
-    **dict.fromkeys(("*.veomni.*", "*.torchtitan.*"), _unused_strategy),
-    _REF + "optim.*": lambda key, value, values: redundant("the reference model has no optimizer"),
+    **{
+        f"*.{name}.*": independent(redundant(f"only read by the strategy {name}, which does not exist here"))
+        for name in ("veomni", "torchtitan")
+    },
+    **dict.fromkeys(
+        (_REF + "optim.*", _REF + "fsdp_config.optimizer_offload"),
+        independent(redundant("the reference model has no optimizer")),
+    ),
     "*.optim.override_optimizer_config.*": _optimizer_option,
     "*.optim.lr_decay_steps": _decay_steps,
     "*.optim.lr_decay_style": _megatron_schedule,
@@ -453,11 +433,13 @@ LAYOUT: dict[str, Dependent] = {
     "trainer.resume_mode": _resume,
     "trainer.resume_from_path": _resume_path,
     "data.truncation": _truncation,
-    "data.apply_chat_template_kwargs.*": _template,
-    **{_ROLLOUT + name: _engine_size for name in ENGINE_SIZES},
-    _ROLLOUT + "name": _engine,
-    _ROLLOUT + "engine_kwargs.*": _engine_option,
-    _ROLLOUT + "multi_turn.*": _turns,
+    "data.apply_chat_template_kwargs.*": lambda key, value, values: Translation(
+        writes={f"generator.chat_template_kwargs.{key.partition('_kwargs.')[2]}": value}
+    ),
+    **{ROLLOUT + name: _engine_size for name in ENGINE_SIZES},
+    ROLLOUT + "name": _engine,
+    ROLLOUT + "engine_kwargs.*": _engine_option,
+    ROLLOUT + "multi_turn.*": _turns,
     "critic.ppo_epochs": _critic_epochs,
     "*.strategy": _strategy,
     "*.megatron.*": _megatron,
@@ -474,16 +456,17 @@ LAYOUT: dict[str, Dependent] = {
     "*.warmup_style": _scheduler,
     "*.grad_clip": _clipping,
     "*.clip_grad": _clipping,
-    **{f"{table}.{name}": _fsdp_only(f"fsdp_config.{ours}") for table in _FSDP for name, ours in _SHARDING.items()},
-    **{f"{table}.{name}": _dtype(ours) for table in _FSDP for name, ours in _DTYPE_NAMES.items()},
-    _REF + "fsdp_config.optimizer_offload": lambda key, value, values: redundant(
-        "the reference model has no optimizer"
-    ),
-    _REF + "fsdp_config.param_offload": _fsdp_only("fsdp_config.cpu_offload"),
-    "*.optimizer_offload": _fsdp_only("optimizer_config.offload_after_step"),
-    "*.ulysses_sequence_parallel_size": _fsdp_only("sequence_parallel_size"),
+    **{
+        f"{table}.{name}": partial(_fsdp_only, f"fsdp_config.{ours}")
+        for table in _FSDP
+        for name, ours in _SHARDING.items()
+    },
+    **{f"{table}.{name}": partial(_dtype, ours) for table in _FSDP for name, ours in _DTYPE_NAMES.items()},
+    _REF + "fsdp_config.param_offload": partial(_fsdp_only, "fsdp_config.cpu_offload"),
+    "*.optimizer_offload": partial(_fsdp_only, "optimizer_config.offload_after_step"),
+    "*.ulysses_sequence_parallel_size": partial(_fsdp_only, "sequence_parallel_size"),
     "global_profiler.steps": _profiled,
-    "*profiler.*": lambda key, value, values: redundant("trainer.profile_steps profiles the listed steps"),
+    "*profiler.*": independent(redundant("trainer.profile_steps profiles the listed steps")),
     _MODEL + "override_config.*": _override,
     "critic.model.override_config.*": _override,
 }

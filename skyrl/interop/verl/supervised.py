@@ -12,8 +12,7 @@ from attrs import evolve
 from skyrl.config import SFTConfig
 from skyrl.config.settings.strategies import has_own_modules
 from skyrl.interop.report import Conversion
-from skyrl.interop.switches import Switch
-from skyrl.interop.systems import System, convert_settings
+from skyrl.interop.systems import Switch, System, convert_settings
 from skyrl.interop.translation import (
     Dependent,
     Entry,
@@ -49,8 +48,6 @@ _TABLES = {
 
 _ENGINE = f"{_POLICY}actor.fsdp_config."
 _ENGINES = ("fsdp", "fsdp2")
-_OF_ENGINES = (_ENGINE + "*", f"{_POLICY}actor.optim.optimizer", f"{_POLICY}actor.optim.optimizer_impl")
-_LEARNERS = "Megatron learners in supervised runs"
 _READING = "affects how verl reads files; rows are read and tokenized before the first step"
 _OLD = ("model.partial_pretrain", "data.multiturn.enable")
 _ROWS = "rows of a question and an answer in columns of other names; rename them to instruction and output"
@@ -100,9 +97,10 @@ def convert_supervised(
     is_old = is_old or any(key.startswith(_OLD) for key in settings)
     names = {_renamed(key): key for key in settings}
     values = {key: settings[name] for key, name in names.items()}
+    of_engines = (_ENGINE + "*", f"{_POLICY}actor.optim.optimizer", f"{_POLICY}actor.optim.optimizer_impl")
     system = System(
         keys=_KEYS,
-        dependent=(dict.fromkeys(_OF_ENGINES, _unused_engine), _DEPENDENT),
+        dependent=(dict.fromkeys(of_engines, _unused_engine), _DEPENDENT),
         switches=_SWITCHES,
         unknown=lambda key, writing: "not known to this converter, which covers verl's supervised trainers up to 0.9.1",
         defaults=lambda values: _left_out(values, is_old),
@@ -144,17 +142,12 @@ def _implied(values: Values, gpus: tuple[int, int] | None) -> Iterator[tuple[str
 def _strategy(key: str, value: object, values: Values) -> Translation:
     if value in _ENGINES:
         return Translation(writes={"strategy": value})
-    return unsupported(_LEARNERS if has_own_modules(value) else f"strategy {value!r}")
-
-
-def _engine_of(values: Values) -> str:
-    """verl's name of the learners' strategy."""
-    named = values.get("engine") or values.get(_ENGINE + "strategy") or values.get(f"{_POLICY}model.strategy")
-    return str(named or ("megatron" if _ENGINE + "tensor_model_parallel_size" in values else "fsdp"))
+    return unsupported("Megatron learners in supervised runs" if has_own_modules(value) else f"strategy {value!r}")
 
 
 def _unused_engine(key: str, value: object, values: Values) -> Translation | None:
-    engine = _engine_of(values)
+    named = values.get("engine") or values.get(_ENGINE + "strategy") or values.get(f"{_POLICY}model.strategy")
+    engine = str(named or ("megatron" if _ENGINE + "tensor_model_parallel_size" in values else "fsdp"))
     if engine in _ENGINES:
         return None
     names = [_ENGINE + "strategy", _ENGINE + "tensor_model_parallel_size"]
@@ -175,12 +168,6 @@ def _checkpoints(key: str, value: object, values: Values) -> Translation:
     if key == "trainer.test_freq" and is_off(values.get("data.val_files")):
         return redundant("no effect: there are no val_files")
     return Translation(writes={path: "1 epoch" if value == "after_each_epoch" else value})
-
-
-def _exports(key: str, value: object, values: Values) -> Translation:
-    if isinstance(value, list) and "hf_model" in value:
-        return Translation(writes={"hf_save_interval": values.get("trainer.save_freq", -1)})
-    return redundant("checkpoints always contain all that resuming needs")
 
 
 def _tokens(key: str, value: object, values: Values) -> Translation:
@@ -285,11 +272,6 @@ _TRAINER: dict[str, Entry] = {
     "checkpoint.*": redundant("checkpoints always contain all that resuming needs"),
 }
 
-_MODEL: dict[str, Entry] = {
-    "partial_pretrain": "model.path",
-    "strategy": lambda value: _strategy("", value, {}),
-}
-
 _SHARED_KEYS = (f"{_POLICY}model.", f"{_POLICY}actor.optim.", f"{_POLICY}actor.fsdp_config.")
 
 _KEYS: dict[str, Entry] = {
@@ -299,7 +281,8 @@ _KEYS: dict[str, Entry] = {
         for key, entry in KEYS.items()
         if key.startswith((*_SHARED_KEYS, "*.")) and not key.startswith(("*.data_loader", "*.rollout"))
     },
-    **{f"{_POLICY}model.{name}": entry for name, entry in _MODEL.items()},
+    f"{_POLICY}model.partial_pretrain": "model.path",
+    f"{_POLICY}model.strategy": lambda value: _strategy("", value, {}),
     f"{_ENGINE}param_offload": redundant("the model stays on its GPUs: affects memory, not results"),
     f"{_ENGINE}ulysses_sequence_parallel_size": "sequence_parallel_size",
     "ulysses_sequence_parallel_size": "sequence_parallel_size",
@@ -321,8 +304,10 @@ _DEPENDENT: dict[str, Dependent] = {
     "trainer.resume_from_path": _resume,
     "trainer.logger": dependent_of_one_model(LAYOUT["trainer.logger"]),
     "trainer.profile_interval": _profiled,
-    "checkpoint.save_contents": _exports,
-    "trainer.checkpoint.save_contents": _exports,
+    **dict.fromkeys(
+        ("checkpoint.save_contents", "trainer.checkpoint.save_contents"),
+        dependent_of_one_model(LAYOUT["*.save_contents"]),
+    ),
     "data.max_token_len_per_gpu": _tokens,
     "data.micro_batch_size_per_gpu": _rows,
     "data.truncation": _truncation,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyrl.interop.switches import Switch, other_than
+from skyrl.interop.systems import Switch, other_than
 
 _TRAINER = "trainer/ppo/v1/trainer_base.py"
 _MUON = ("muon_*", "use_layer_wise_distributed_optimizer", "use_layer_wise_param_layout")

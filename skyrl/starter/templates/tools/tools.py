@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from skyrl.envs import EnvStep
-from skyrl.envs.tools import Tool, ToolEnv
+from skyrl.envs.tools import ToolEnv
 
 SHELVES = "abcdefgh"
 
@@ -14,7 +14,7 @@ class Shelves(ToolEnv):
 
     def __init__(self, extras: Mapping[str, Any]) -> None:
         super().__init__(extras)
-        self.tools = (Tool.from_function(self.look),)
+        self.tools = (self.look,)
 
     def look(self, shelf: str) -> str:
         """Look at a shelf.
