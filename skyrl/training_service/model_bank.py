@@ -46,6 +46,7 @@ from skyrl.learners.offloading import HOST
 from skyrl.learners.ranks import ALONE, Ranks
 from skyrl.learners.row_layouts import RowLayout
 from skyrl.learners.schedule import recompute_activations
+from skyrl.learners.strategy import ModelSource
 from skyrl.learners.stretch_layers import updated
 from skyrl.learners.whole_rows import whole_rows
 from skyrl.learners.workers.model_worker import ModelWorker
@@ -173,13 +174,7 @@ class ModelBank(ModelWorker):
         self._dtype: torch.dtype = getattr(torch, required(run.compute_dtype, run.path_of("compute_dtype")))
         self._sharded = ranks.size > 1 and section.fsdp_config.fsdp_size != 1
         self._source = causal_lm(run, section)
-        source = self._source
-        if self._sharded:  # its parameters, which never change, have the type in which it computes
-            source = evolve(
-                source,
-                load=lambda device: _convert(self._source.load(device), self._dtype),
-                meta_model=lambda: _convert(self._source.meta_model(), self._dtype),
-            )
+        source = _cast_source(self._source, self._dtype) if self._sharded else self._source
         super().__init__(run, section, source, read, ranks if self._sharded else ALONE, role="base")
         if not isinstance(self.strategy, Fsdp2):
             raise UserError(f"{run.path_of('strategy')}: models of a training service learn under fsdp2 only")
@@ -585,6 +580,15 @@ def dealt(lengths: Sequence[int], most: int, ranks: int) -> list[list[range]]:
         if all(len(row) < 2 or sum(lengths[row.start : row.stop]) <= most for row in rows):
             return [rows[rank * per_rank : (rank + 1) * per_rank] for rank in range(ranks)]
         per_rank += 1
+
+
+def _cast_source(source: ModelSource, dtype: torch.dtype) -> ModelSource:
+    """The source of a model whose parameters, which never change, have the type in which it computes."""
+    return evolve(
+        source,
+        load=lambda device: _convert(source.load(device), dtype),
+        meta_model=lambda: _convert(source.meta_model(), dtype),
+    )
 
 
 def _convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
