@@ -14,9 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from skyrl.api.run import Run, load
+    from skyrl.api.run import Run, load, train
     from skyrl.api.sampling import evaluate, generate
-    from skyrl.api.training import train
     from skyrl.installation import __version__
     from skyrl.training.callbacks import Callback, Control, TrainingState
 
@@ -41,7 +40,7 @@ _PLACES = {
     "evaluate": "skyrl.api.sampling",
     "generate": "skyrl.api.sampling",
     "load": "skyrl.api.run",
-    "train": "skyrl.api.training",
+    "train": "skyrl.api.run",
 }
 """Name -> module that it is imported from on first use."""
 

@@ -20,6 +20,7 @@
         +-- CallbackError       a callback that failed while it heard of an event
         +-- WeightSyncError     an engine that does not hold the learner's weights
         +-- StorageError        a disk that is full or broken
+        +-- PassError           a pass of a training service that cannot be finished
         +-- ServiceGone         a service of environments that has been away for longer than the run waits
         +-- ProcessError        a process that could not be started, died, or gave no sign of life
             +-- ProcessLost     ... a rank or an engine that ran and is gone: `process` is its name

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, Literal, Protocol
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field, fields, frozen
 
 StopReason = Literal["stop", "length", "context"]
 """Why sampling ended. `stop`: an end-of-sequence token or stop string. `length`: the last answer reached its longest
@@ -184,34 +184,10 @@ class RowArray:
 
 @frozen(kw_only=True)
 class TokenRow:
-    """Tokens of one forward pass of the policy: one row of a training batch. The fields are those of `Trajectory`."""
+    """Tokens of one forward pass of the policy: one row of a training batch.
 
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
-    loss_mask: tuple[int, ...]
-    rollout_logprobs: tuple[float, ...]
-    weight_versions: tuple[int, ...]
-    rewards: tuple[TurnReward, ...]
-    routed_experts: RoutedExperts | None = None
-    engines: tuple[int, ...] = field(default=(), eq=False, repr=False)
-    extras: Mapping[str, RowArray] = field(factory=dict)
-
-    def masked(self) -> TokenRow:
-        """A copy of the row with no token to train on."""
-        return evolve(self, loss_mask=(0,) * len(self.loss_mask))
-
-
-@frozen(kw_only=True)
-class Trajectory:
-    """One sampled answer. The per-token tuples have the length of `response_ids`."""
-
-    prompt_id: str
-    sample_index: int
-    """0 to n - 1 within its group."""
-
-    earlier: tuple[TokenRow, ...] = ()
-    """Earlier turns whose tokens do not continue into the ones below, because the template rewrote the conversation or
-    because each turn is a row."""
+    The per-token tuples have the length of `response_ids`.
+    """
 
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
@@ -239,6 +215,26 @@ class Trajectory:
 
     extras: Mapping[str, RowArray] = field(factory=dict)
     """Arrays that the row carries besides tokens, by name: `TrainingBatch.extras`."""
+
+    def masked(self) -> TokenRow:
+        """A copy of the row with no token to train on."""
+        return evolve(self, loss_mask=(0,) * len(self.loss_mask))
+
+
+_ROW_FIELDS = tuple(part.name for part in fields(TokenRow))
+
+
+@frozen(kw_only=True)
+class Trajectory(TokenRow):
+    """One sampled answer: the row of its last tokens, and the rows before it."""
+
+    prompt_id: str
+    sample_index: int
+    """0 to n - 1 within its group."""
+
+    earlier: tuple[TokenRow, ...] = ()
+    """Rows of earlier turns, whose tokens do not continue into the last row because the template rewrote the
+    conversation or because each turn is a row."""
 
     stop_reason: StopReason
     answer: str | None = None
@@ -274,18 +270,12 @@ class Trajectory:
     @property
     def token_rows(self) -> tuple[TokenRow, ...]:
         """All rows of the trajectory in order; a single one unless it has `earlier` rows."""
-        last = TokenRow(
-            prompt_ids=self.prompt_ids,
-            response_ids=self.response_ids,
-            loss_mask=self.loss_mask,
-            rollout_logprobs=self.rollout_logprobs,
-            weight_versions=self.weight_versions,
-            rewards=self.rewards,
-            routed_experts=self.routed_experts,
-            engines=self.engines,
-            extras=self.extras,
-        )
-        return (*self.earlier, last)
+        return (*self.earlier, TokenRow(**{name: getattr(self, name) for name in _ROW_FIELDS}))
+
+    @property
+    def versions(self) -> frozenset[int]:
+        """Versions of the weights that sampled its tokens."""
+        return frozenset(version for token_row in self.token_rows for version in token_row.weight_versions)
 
     @property
     def reward(self) -> float:

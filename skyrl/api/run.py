@@ -1,16 +1,18 @@
-"""A run in its folder, as Python sees it: metrics, samples, the trained model, a report, and its continuation."""
+"""`skyrl.train` trains a model in this process, as `skyrl run` does; `Run` is a run in its folder, as Python sees it:
+metrics, samples, the trained model, a report, and its continuation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skyrl.api.brief_errors import brief_errors
-from skyrl.api.commands import evaluated, trained
-from skyrl.api.display import relative_to_cwd, run_html
-from skyrl.api.source import Source, source_of_folder
+import attrs
+
+from skyrl.api.source import Config, Source, brief_errors, evaluated, source_of, source_of_folder, trained
 from skyrl.config.loading.kinds import kind_of
 from skyrl.errors import ResumeError, UserError
 from skyrl.installation import package_command
@@ -23,6 +25,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from skyrl.runs.stored_runs import Run as Tree
+    from skyrl.training.callbacks import Callback
+
+Points = Sequence[tuple[float, float]]
+
+_CURVES = (
+    ("reward/avg_raw_reward", "reward", "#4c78a8"),
+    ("eval/all/avg_score", "evaluation", "#e45756"),
+    ("train/loss", "loss", "#4c78a8"),
+    ("eval/all/loss", "evaluation loss", "#e45756"),
+)
+"""Metrics that are drawn where a run has them, with label and colour."""
+
+_WIDTH, _HEIGHT = 360, 110
 
 
 class Run:
@@ -123,7 +138,10 @@ class Run:
             ResumeError: There is no checkpoint, or a change would make it another run.
             UserError, RunError, Stopped: As in `train`.
         """
-        source = self.source.with_assignments({**_resume_assignments(self.config), **overrides})
+        kind = kind_of(self.config)
+        latest = kind.path("resume_from" if kind.trainer == "" else "resume_mode")
+        newest = {latest: "latest", kind.path("recover_mode"): "resume"}  # which must exist
+        source = self.source.with_assignments({**newest, **overrides})
         return Run(trained(source), source)
 
     @brief_errors
@@ -131,9 +149,7 @@ class Run:
         self, *, step: int | None = None, to: str | PathLike[str] | None = None, **overrides: object
     ) -> dict[str, Any]:
         """Evaluate the run on `data.val_data`: `skyrl.evaluate` of this run, with the same arguments and errors."""
-        return evaluated(
-            str(self.folder), self.source.with_assignments(overrides), step, None if to is None else Path(to)
-        )
+        return evaluated(str(self.folder), self.source.with_assignments(overrides), step, to)
 
     @brief_errors
     def report(self, to: str | PathLike[str] | None = None, *, beside: Sequence[Run] = (), samples: int = 60) -> Path:
@@ -173,14 +189,37 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Folder, status, curve and score before and after, as notebooks show them."""
-        return run_html(self.folder, self.status, self.metrics)
+        return _html(self.folder, self.status, self.metrics)
 
 
-def _resume_assignments(run: Tree) -> dict[str, object]:
-    """Assignments that make a run continue from its newest checkpoint, which must exist."""
-    kind = kind_of(run)
-    latest = "resume_from" if kind.trainer == "" else "resume_mode"
-    return {kind.path(latest): "latest", kind.path("recover_mode"): "resume"}
+@brief_errors
+def train(config: Config, *, callbacks: Sequence[Callback] = (), **overrides: object) -> Run:
+    """Train a model as configured, to the end, and return the run.
+
+    An unfinished run in the same folder is continued from its last checkpoint; a finished one is returned as it is.
+    Works under a running event loop, such as a notebook's.
+
+    Args:
+        config: A file (TOML, YAML or JSON), the folder of a run, or `preset:NAME`; a list of these, of which later ones
+            win; a mapping of dotted paths to values; or a tree, such as `SkyRLTrainConfig` or the result of `compose`.
+        callbacks: Objects that hear the events of the loop, besides those that the configuration names.
+        overrides: Values of fields, with two underscores for each dot: `trainer__max_training_steps=20`. Fields that
+            name code also take a function or class: `environment__env_class=my_reward`.
+
+    Returns:
+        The run, whose folder holds metrics, samples, checkpoints and the trained model.
+
+    Raises:
+        UserError: Configuration, data, model or folder cannot be used; nothing was started. `ConfigError` lists every
+            problem of the configuration.
+        RunError: The run cannot continue; what was saved stays.
+        Stopped: A signal or the deadline ended the run early.
+
+    Example:
+        run = skyrl.train("run.toml", trainer__run_path="runs/short", trainer__max_training_steps=20)
+    """
+    source = attrs.evolve(source_of(config, overrides), callbacks=tuple(callbacks))
+    return Run(trained(source), source)
 
 
 @brief_errors
@@ -198,3 +237,47 @@ def load(folder: str | PathLike[str]) -> Run:
     """
     path = Path(folder).expanduser().absolute()
     return Run(path, source_of_folder(path))
+
+
+def _html(folder: Path, status: str, records: Sequence[Mapping[str, Any]]) -> str:
+    """A table with the facts of a run, and its curve; `records` are its metrics."""
+    last = records[-1]["step"] if records else 0
+    curves = [(label, colour, points_of(records, name)) for name, label, colour in _CURVES]
+    curves = [curve for curve in curves if curve[2]]
+    rows = {"folder": relative_to_cwd(folder), "status": f"{status}, step {last}"}
+    for label, _, points in curves:
+        (first, before), (end, after) = points[0], points[-1]
+        rows[label] = f"{after:.3f} at step {end:g}" if first == end else f"{before:.3f} → {after:.3f}"
+    cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
+    return f"<table>{cells}</table>{_svg(curves)}"
+
+
+def relative_to_cwd(folder: Path) -> str:
+    """The path, relative to the working directory if it is below that."""
+    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
+
+
+def points_of(records: Sequence[Mapping[str, Any]], name: str) -> Points:
+    """(step, value) of a metric, where it was recorded."""
+    return [(record["step"], record[name]) for record in records if isinstance(record.get(name), int | float)]
+
+
+def _svg(curves: Sequence[tuple[str, str, Points]]) -> str:
+    """The curves in one picture, with a common scale; empty if none has two points."""
+    points = [point for _, _, line in curves for point in line]
+    if all(len(line) < 2 for _, _, line in curves):
+        return ""
+    left, right = min(x for x, _ in points), max(x for x, _ in points)
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    lines = []
+    for _, colour, line in curves:
+        coordinates = " ".join(
+            f"{_WIDTH * (x - left) / (right - left or 1):.1f},{_HEIGHT - _HEIGHT * (y - low) / (high - low or 1):.1f}"
+            for x, y in line
+        )
+        lines.append(f'<polyline points="{coordinates}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+    named = ", ".join(f'<span style="color:{colour}">{escape(label)}</span>' for label, colour, _ in curves)
+    return (
+        f'<svg width="{_WIDTH}" height="{_HEIGHT}" viewBox="-4 -4 {_WIDTH + 8} {_HEIGHT + 8}" role="img">'
+        f"{''.join(lines)}</svg><div>{named}: {low:.3g} to {high:.3g}, steps {left:g} to {right:g}</div>"
+    )

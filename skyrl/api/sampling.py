@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any, TypeAlias
 
-from skyrl.api.brief_errors import brief_errors
-from skyrl.api.commands import evaluated, generated
 from skyrl.api.run import Run
-from skyrl.api.source import Config, Source, source_of
+from skyrl.api.source import Config, Source, brief_errors, evaluated, generated, source_of
 
 Model: TypeAlias = Run | str | PathLike[str]
 """A run, its folder, a checkpoint, or a model: a folder in Hugging Face format or a name on its hub."""
@@ -44,7 +41,7 @@ def evaluate(
     Example:
         skyrl.evaluate(run)["metrics"]["eval/all/avg_score"]
     """
-    return evaluated(_name(model), _source(model, config, overrides), step, _folder(to))
+    return evaluated(_name(model), _source(model, config, overrides), step, to)
 
 
 @brief_errors
@@ -77,7 +74,7 @@ def generate(
     """
     if prompts is not None:
         overrides["data.val_data"] = [fspath(item) for item in (prompts if isinstance(prompts, list) else [prompts])]
-    return generated(_name(model), _source(model, config, overrides), step, _folder(to))
+    return generated(_name(model), _source(model, config, overrides), step, to)
 
 
 def _name(model: Model) -> str:
@@ -89,7 +86,3 @@ def _source(model: Model, config: Config, overrides: dict[str, object]) -> Sourc
     if config == () and isinstance(model, Run):
         return model.source.with_assignments(overrides)
     return source_of(config, overrides)
-
-
-def _folder(to: str | PathLike[str] | None) -> Path | None:
-    return None if to is None else Path(to)

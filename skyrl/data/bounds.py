@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skyrl.errors import DataError
 
@@ -25,20 +25,11 @@ ELEMENT_BYTES = 16
 """Bytes that every value in memory takes at least, with its place in a list or under a name."""
 
 
-def is_too_deep(value: object) -> bool:
-    """Whether objects and lists are nested more than `DEEPEST` levels deep."""
-    level = [value]
-    for _ in range(DEEPEST + 1):
-        level = [child for item in level for child in _children(item)]
-        if not level:
-            return False
-    return True
-
-
-def _children(value: object) -> list[Any]:
-    """The objects and lists directly inside a value."""
+def is_too_deep(value: object, levels: int = DEEPEST) -> bool:
+    """Whether objects and lists inside a value are nested more than `levels` deep."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [child for child in inside if isinstance(child, dict | list)]
+    children = (child for child in inside if isinstance(child, dict | list))
+    return any(levels == 0 or is_too_deep(child, levels - 1) for child in children)
 
 
 class Expansion:

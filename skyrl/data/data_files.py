@@ -109,16 +109,12 @@ def _remote(source: str) -> Sequence[str]:
     folder, _, last = source.rstrip("/").rpartition("/")
     if last.endswith(FILES) and "*" not in last:
         return [source]
-    pattern = last if "*" in last else "*"
-    where = folder if "*" in last else source.rstrip("/")
+    where, pattern = (folder, last) if "*" in last else (source.rstrip("/"), "*")
     try:
-        return [f"{where}/{name}" for name in storage_at(where).names() if _fits(name, pattern)]
+        names = [name for name in storage_at(where).names() if name.endswith(FILES) and fnmatchcase(name, pattern)]
     except (OSError, UserError) as error:
         raise DataError(f"{source} cannot be listed: {error}") from error
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return name.endswith(FILES) and fnmatchcase(name, pattern)
+    return [f"{where}/{name}" for name in names]
 
 
 def versions_of(source: str) -> Iterator[tuple[str, int, str]]:

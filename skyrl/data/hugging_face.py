@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 from os.path import isdir, isfile
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from skyrl.data.data_files import FILES
@@ -35,18 +34,10 @@ def read_dataset(source: str) -> Iterator[Mapping[str, Any]]:
 
 def streamed_dataset(source: str) -> IterableDataset:
     """The same rows, read while they are asked for: nothing is downloaded before, and there is no random access."""
-    name, configuration, split = _parts(source)
-    folder = Path(name).expanduser()
+    split = _parts(source)[2]
     if split and "[" in split:
         raise DataError(f"{source}: a slice of a split cannot be streamed; name the whole split, or do not stream")
-    if (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file():
-        return _dataset(source).to_iterable_dataset()
-    datasets = _library(source)
-    try:
-        path = str(folder) if folder.is_dir() else name
-        return datasets.load_dataset(path, configuration, split=split or SPLIT, streaming=True)
-    except Exception as error:  # errors of the library, of its readers, and of the network
-        raise DataError(f"the dataset {source} cannot be loaded: {error}") from error
+    return _dataset(source, streaming=True)
 
 
 def dataset_fingerprint(source: str) -> str:
@@ -76,24 +67,10 @@ def dataset_failure(source: str) -> str | None:
     )
 
 
-def _dataset(source: str) -> Dataset:
-    """The library's dataset, whose rows stay on disk."""
+def _dataset(source: str, *, streaming: bool = False) -> Dataset | IterableDataset:
+    """The library's dataset, whose rows stay on disk; with `streaming`, its `IterableDataset`. Raises `DataError`."""
     name, configuration, split = _parts(source)
     folder = Path(name).expanduser()
-    datasets = _library(source)
-    try:
-        if (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file():
-            rows = _slice(datasets.load_from_disk(str(folder)), split)
-        else:
-            path = str(folder) if folder.is_dir() else name
-            rows = datasets.load_dataset(path, configuration, split=split or SPLIT)
-    except Exception as error:  # errors of the library, of its readers, and of the network
-        raise DataError(f"the dataset {source} cannot be loaded: {error}") from error
-    return rows
-
-
-def _library(source: str) -> ModuleType:
-    """Hugging Face's library, for a source that exists. Raises `DataError`."""
     if reason := dataset_failure(source):
         raise DataError(reason)
     try:
@@ -101,8 +78,14 @@ def _library(source: str) -> ModuleType:
     except ImportError:
         command = install_command("data")
         raise DataError(f"{source} is a dataset of Hugging Face: reading it needs `{command}`") from None
-    library: ModuleType = datasets
-    return library
+    try:
+        if (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file():
+            stored = _slice(datasets.load_from_disk(str(folder)), split)
+            return stored.to_iterable_dataset() if streaming else stored
+        path = str(folder) if folder.is_dir() else name
+        return datasets.load_dataset(path, configuration, split=split or SPLIT, streaming=streaming)
+    except Exception as error:  # errors of the library, of its readers, and of the network
+        raise DataError(f"the dataset {source} cannot be loaded: {error}") from error
 
 
 def _slice(stored: Dataset | DatasetDict, split: str | None) -> Dataset:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from skyrl.chats.masks import Mask
 from skyrl.data.arrow_files import ArrowTable
 from skyrl.data.row_forms import MASKS, UNLEARNED
-from skyrl.data.rows_on_access import RowsOnAccess
+from skyrl.data.row_store import RowsOnAccess
 from skyrl.data.stored_distributions import IDS, LOGPROBS
 from skyrl.data.tokenized_rows import ID, SupervisedRow
 
@@ -48,11 +48,6 @@ class MappedRows(RowsOnAccess[SupervisedRow]):
 def row_of_tokens(table: ArrowTable, index: int) -> dict[str, Any]:
     """The columns of one row that hold tokens and masks."""
     return table.row(index, tuple(name for name in COLUMNS if name in table.columns))
-
-
-def rows_of_tokens(table: ArrowTable, indices: range) -> Iterator[dict[str, Any]]:
-    """The same of the rows at these indices."""
-    return (row_of_tokens(table, index) for index in indices)
 
 
 @frozen(eq=False)

@@ -81,17 +81,13 @@ class Mixed:
         labels = np.repeat(np.arange(len(self._sizes)), self.shares)
         labels = np.random.default_rng([self._seed, number]).permutation(labels)
         order = np.empty(len(labels), dtype=np.int64)
-        for source, share in enumerate(self.shares):
-            order[labels == source] = self._source_indices(source, number * share, share)
+        for source, (size, share) in enumerate(zip(self._sizes, self.shares, strict=True)):
+            start = number * share  # draws from the source in the epochs before
+            begin, end = start // size, (start + share - 1) // size
+            passes = [pass_of_source(self._seed, source, index, size) for index in range(begin, end + 1)]
+            drawn = np.concatenate(passes)[start - begin * size :][:share]
+            order[labels == source] = sum(self._sizes[:source]) + drawn
         return order
-
-    def _source_indices(self, source: int, start: int, count: int) -> Indices:
-        """The `count` indices that the source yields after its first `start` draws."""
-        size, first = self._sizes[source], sum(self._sizes[:source])
-        begin, end = start // size, (start + count - 1) // size
-        passes = [pass_of_source(self._seed, source, number, size) for number in range(begin, end + 1)]
-        drawn = np.concatenate(passes)[start - begin * size :][:count]
-        return first + drawn
 
 
 @lru_cache(maxsize=16)

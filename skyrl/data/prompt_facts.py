@@ -32,7 +32,7 @@ class PromptFacts:
     """Tokens of the longest prompt."""
 
     content: str
-    """sha256 of everything that training depends on: see `content_hash`."""
+    """sha256 of what training depends on: the tokens, the task and the other columns of every prompt, in order."""
 
     parts: Mapping[str, str]
     """A digest for each range of consecutive prompts, named like `0 to 374`: at most 32 ranges in total."""
@@ -53,7 +53,9 @@ class FactGatherer:
         self._columns.setdefault(prompt.env_class, {}).update(dict.fromkeys(prompt.extras))
         self._origins.setdefault(prompt.data_source, {})[prompt.id.partition(":")[0]] = None
         self._longest = max(self._longest, len(prompt.token_ids))
-        content = _content(prompt)
+        others = json.dumps([prompt.env_class, prompt.data_source, prompt.extras], sort_keys=True, default=_plain)
+        ids = np.asarray(prompt.token_ids, dtype=np.int64).tobytes()
+        content = len(prompt.token_ids).to_bytes(8, "little") + ids + others.encode() + b"\n"
         self._digest.update(content)
         self._rows.append(xxhash.xxh3_64_intdigest(content))
 
@@ -74,20 +76,6 @@ def facts_of(prompts: Iterable[Prompt]) -> PromptFacts:
     for prompt in prompts:
         gatherer.add(prompt)
     return gatherer.facts()
-
-
-def content_hash(prompts: Sequence[Prompt]) -> str:
-    """sha256 over the tokens, the task and the other columns of every prompt, in order."""
-    digest = sha256()
-    for prompt in prompts:
-        digest.update(_content(prompt))
-    return digest.hexdigest()
-
-
-def _content(prompt: Prompt) -> bytes:
-    others = json.dumps([prompt.env_class, prompt.data_source, prompt.extras], sort_keys=True, default=_plain)
-    ids = np.asarray(prompt.token_ids, dtype=np.int64).tobytes()
-    return len(prompt.token_ids).to_bytes(8, "little") + ids + others.encode() + b"\n"
 
 
 def _plain(value: object) -> Any:

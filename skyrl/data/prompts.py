@@ -8,7 +8,7 @@ from hashlib import sha256
 from itertools import islice
 from typing import Any
 
-from attrs import asdict, define, evolve, field, frozen
+from attrs import define, evolve, field, frozen
 
 from skyrl.chats.contents import ALLOW_DROPPED, tool_name
 from skyrl.chats.deadline import bounded
@@ -66,9 +66,7 @@ class PromptDataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of everything that training depends on: see `content_hash`. With several sources, it includes their
-        sizes.
-        """
+        """sha256 of everything that training depends on (`facts.content`), with several sources also of their sizes."""
         digest = self.facts.content
         return digest if len(self.sizes) == 1 else sha256(f"{digest} {self.sizes}".encode()).hexdigest()
 
@@ -101,8 +99,7 @@ def load_prompts(
     selection = _Selection(read, tuple(sources), max_prompt_length, skip_bad_rows)
     if store is None:
         return PromptDataset(prompts=tuple(selection.prompts()), **selection.about())
-    stored = stored_prompts(store.folder(sources, tokenizer), selection.prompts(), selection.about)
-    return PromptDataset(**asdict(stored, recurse=False))
+    return PromptDataset(**stored_prompts(store.folder(sources, tokenizer), selection.prompts(), selection.about))
 
 
 @define
@@ -135,22 +132,19 @@ class _Selection:
             if self._bad[before:] and not self.skip_bad_rows:
                 raise DataError(_stopped_by(self._bad[before:]))
         if not any(self._sizes):
-            raise DataError(self._empty_reason())
+            named, bad = ", ".join(self.sources), self._bad
+            if not self._too_long:
+                raise DataError(f"no row of {named} is a prompt; the first: {bad[0]}")
+            also = f", and {len(bad)} more {'is' if len(bad) == 1 else 'are'} bad" if bad else ""
+            raise DataError(
+                f"all {self._too_long} rows of {named} are longer than "
+                f"trainer.max_prompt_length = {self.max_prompt_length} tokens{also}"
+            )
 
     def about(self) -> dict[str, Any]:
         """The values of a dataset besides its prompts, once all of them were read."""
         counts = {"too_long": self._too_long, "bad_rows": tuple(self._bad), "sizes": tuple(self._sizes)}
         return {**counts, "facts": self._facts.facts()}
-
-    def _empty_reason(self) -> str:
-        named, bad = ", ".join(self.sources), self._bad
-        if not self._too_long:
-            return f"no row of {named} is a prompt; the first: {bad[0]}"
-        also = f", and {len(bad)} more {'is' if len(bad) == 1 else 'are'} bad" if bad else ""
-        return (
-            f"all {self._too_long} rows of {named} are longer than "
-            f"trainer.max_prompt_length = {self.max_prompt_length} tokens{also}"
-        )
 
 
 class StreamedPrompts:
@@ -298,13 +292,13 @@ class _Reader:
         try:
             return dict(zip(texts, encoded(self.tokenizer, [*texts.values()]), strict=True))
         except Exception:  # noqa: BLE001 - tokenizers raise whatever they like for a text that is not Unicode
-            return {index: self._tokenize_text(text, index, source) for index, text in texts.items()}
-
-    def _tokenize_text(self, text: str, index: int, source: str) -> list[int] | BadRow:
-        try:
-            return text_tokens(self.tokenizer, text)
-        except Exception as error:  # noqa: BLE001 - as above
-            return BadRow(f"{place_of(source, index)}: the tokenizer refuses the prompt: {error}")
+            tokens: dict[int, list[int] | BadRow] = {}
+        for index, text in texts.items():
+            try:
+                tokens[index] = text_tokens(self.tokenizer, text)
+            except Exception as error:  # noqa: BLE001 - as above
+                tokens[index] = BadRow(f"{place_of(source, index)}: the tokenizer refuses the prompt: {error}")
+        return tokens
 
     def _prompt(self, row: Row, chat: _Chat, token_ids: Sequence[int], row_id: str) -> Prompt:
         return Prompt(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -185,16 +184,13 @@ def _is_whole(chat: list[Message], before: list[Message], key: str, prompt_key: 
         return not before
     prompt = [item for item in before if item.get("role") != "system"]
     prefix = [entry for entry in chat if entry.get("role") != "system"][: len(prompt)]
-    if [_role_and_text(element) for element in prefix] != [_role_and_text(item) for item in prompt]:
+    said, asked = ([(m.get("role"), str(m.get("content")).strip()) for m in messages] for messages in (prefix, prompt))
+    if said != asked:
         raise DataError(
             f"{key} begins with a message of {chat[0].get('role')}, and not with the {prompt_key} of the row "
             f"({short(prompt[0].get('content') if prompt else None)}): give answers to the prompt, or whole chats"
         )
     return True
-
-
-def _role_and_text(message: Message) -> tuple[Any, str]:
-    return message.get("role"), str(message.get("content")).strip()
 
 
 def label_of(value: object, key: str) -> bool:
@@ -225,13 +221,12 @@ MASKS = ("loss_mask", "assistant_masks", "completion_mask", "attention_mask")
 
 
 _MASK_NAME = re.compile(r"(?i)masks?$|^labels?$")
-_KNOWN_MASKS = {"labels", *MASKS, "special_tokens_mask"}
-"""Columns whose names say that they are masks: those that are read, and one that tokenizers add."""
 
 
 def refuse_other_masks(columns: Iterable[str]) -> None:
     """Raises `DataError` if one of the columns of a row of tokens seems to be a mask and is not read as one."""
-    if other := next((name for name in columns if _MASK_NAME.search(name) and name not in _KNOWN_MASKS), None):
+    known = {"labels", *MASKS, "special_tokens_mask"}  # the last is one that tokenizers add
+    if other := next((name for name in columns if _MASK_NAME.search(name) and name not in known), None):
         raise DataError(
             f"the column {other!r} is none of labels, {', '.join(MASKS)}: rename it, or remove it to learn all tokens"
         )
@@ -254,18 +249,14 @@ def tokenized_row(row: Row, vocabulary: int) -> tuple[Ids, Mask]:
         learned = labels != UNLEARNED
         if (labels[learned] != ids[learned]).any():
             raise DataError("labels are neither input_ids nor -100; they are not shifted by one, either")
-    masks = {name: _zeros_and_ones(ids, row[name], name) for name in MASKS if row.get(name) is not None}
-    for mask in masks.values():
-        learned = learned & mask
-    attended = masks.get("attention_mask", np.ones(len(ids), dtype=np.bool_))
+    attended = np.ones(len(ids), dtype=np.bool_)
+    for name in (name for name in MASKS if row.get(name) is not None):
+        mask = _parallel_column(ids, row[name], name)
+        if not ((mask == 0) | (mask == 1)).all():
+            raise DataError(f"{name} has other numbers than 0 and 1")
+        learned = learned & (mask == 1)
+        attended = mask == 1 if name == "attention_mask" else attended
     return ids[attended], learned[attended]
-
-
-def _zeros_and_ones(ids: Ids, values: object, name: str) -> Mask:
-    mask = _parallel_column(ids, values, name)
-    if not ((mask == 0) | (mask == 1)).all():
-        raise DataError(f"{name} has other numbers than 0 and 1")
-    return mask.astype(np.bool_)
 
 
 def _parallel_column(ids: Ids, values: object, name: str) -> Ids:

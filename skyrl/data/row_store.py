@@ -15,11 +15,12 @@ import os
 import shutil
 import tempfile
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 
@@ -27,7 +28,6 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config.foundation.reasoning_tasks import SCHEME
 from skyrl.data.data_files import has_files, versions_of
 from skyrl.data.hugging_face import dataset_fingerprint
-from skyrl.data.rows_on_access import RowsOnAccess
 from skyrl.errors import DataError
 
 FORMAT = 1
@@ -37,6 +37,24 @@ _ENTRY = np.dtype("<i8")
 _COLUMNS = 3
 
 R = TypeVar("R")
+
+
+class RowsOnAccess(Sequence[R], Generic[R]):
+    """Rows by place; a subclass defines their number, and how one of them is read."""
+
+    @abstractmethod
+    def read_row(self, index: int) -> R:
+        """The row at an index, counted from 0, which exists."""
+
+    @overload
+    def __getitem__(self, index: int) -> R: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[R, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> R | tuple[R, ...]:
+        indices = range(len(self))[index]
+        return self.read_row(indices) if isinstance(indices, int) else tuple(map(self.read_row, indices))
 
 
 class StoredRows(RowsOnAccess[R]):
@@ -80,7 +98,7 @@ def store_rows(folder: Path, rows: Iterable[tuple[str, bytes]]) -> str:
     try:
         with (folder / "rows.bin").open("wb") as file, (folder / "index.bin").open("wb") as index:
             for row_id, data in rows:
-                add_to_digest(digest, data)
+                digest.update(with_length(data))
                 end += len(data)
                 file.write(data)
                 index.write(np.array([end, *map(int, row_id.split(":"))], _ENTRY).tobytes())
@@ -89,16 +107,9 @@ def store_rows(folder: Path, rows: Iterable[tuple[str, bytes]]) -> str:
     return digest.hexdigest()
 
 
-class Digest(Protocol):
-    """A hash of hashlib or xxhash."""
-
-    def update(self, data: bytes, /) -> object:
-        """Add these bytes."""
-
-
-def add_to_digest(digest: Digest, data: bytes) -> None:
-    """Add a row's length and bytes, so that the boundaries of rows are part of the digest."""
-    digest.update(len(data).to_bytes(8, "little") + data)
+def with_length(data: bytes) -> bytes:
+    """A row's length and bytes, so that the boundaries of rows are part of a digest."""
+    return len(data).to_bytes(8, "little") + data
 
 
 class RowFolder:
@@ -137,10 +148,12 @@ class RowFolder:
 
 def row_key(sources: Sequence[str], tokenizer: ChatTokenizer, settings: Mapping[str, Any]) -> str:
     """Key of the rows that result from these sources, this tokenizer and these settings."""
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    vocabulary = inner.to_str() if inner is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
     described = {
         "format": FORMAT,
         "sources": [[source, list(_identity(source))] for source in sources],
-        "tokenizer": _tokenizer_digest(tokenizer),
+        "tokenizer": sha256(f"{vocabulary} {tokenizer.eos_token_id}".encode()).hexdigest(),
         "template": tokenizer.chat_template,
         "settings": settings,
     }
@@ -163,9 +176,3 @@ def _identity(source: str) -> Iterator[Any]:
         if file.is_file():
             status = file.stat()
             yield [str(file.absolute()), status.st_size, status.st_mtime_ns]
-
-
-def _tokenizer_digest(tokenizer: ChatTokenizer) -> str:
-    inner = getattr(tokenizer, "backend_tokenizer", None)
-    text = inner.to_str() if inner is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
-    return sha256(f"{text} {tokenizer.eos_token_id}".encode()).hexdigest()

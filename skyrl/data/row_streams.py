@@ -8,10 +8,10 @@ reads the buffer again.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,8 @@ from attrs import frozen
 
 from skyrl.config.foundation.reasoning_tasks import SCHEME
 from skyrl.data.data_files import DataFile, data_files, has_files
-from skyrl.data.harbor_tasks import holds_tasks
 from skyrl.data.hugging_face import streamed_dataset
-from skyrl.data.sources import BadRow, ColumnKinds, Columns, Row, iterate_rows, read_file
+from skyrl.data.sources import BadRow, ColumnKinds, Columns, Row, holds_tasks, iterate_rows, read_file
 from skyrl.errors import DataError
 
 if TYPE_CHECKING:
@@ -40,15 +39,16 @@ _ENDS = 64 << 10
 """Number of bytes at each end of a file that tell it from another one of its size."""
 
 
-class OpenSource(ABC):
+class OpenSource:
     """The rows of a part from a state on."""
 
-    def __init__(self, state: State) -> None:
-        self._row = int(state.get("row", 0))
+    def __init__(self, read: Callable[[int], Iterator[Row | BadRow]], state: State) -> None:
+        """`read` gives the rows from the one with a number, counted from 0."""
+        self._read, self._row = read, int(state.get("row", 0))
 
     def rows(self) -> Iterator[tuple[int, Row | BadRow]]:
         """Each row with its number, counted from 0. Raises `DataError`."""
-        for row in self._rows():
+        for row in self._read(self._row):
             self._row += 1
             yield self._row - 1, row
 
@@ -56,38 +56,13 @@ class OpenSource(ABC):
         """The state from which the rest is read."""
         return {"row": self._row}
 
-    @abstractmethod
-    def _rows(self) -> Iterator[Row | BadRow]:
-        """The rows from the one with the number `_row`."""
-
-
-class _FileStream(OpenSource):
-    def __init__(self, file: DataFile, columns: Columns | None, state: State) -> None:
-        super().__init__(state)
-        self._file, self._columns = file, columns
-
-    def _rows(self) -> Iterator[Row | BadRow]:
-        return read_file(self._file, self._columns, self._row)
-
-
-class _TaskStream(OpenSource):
-    def __init__(self, source: str, state: State) -> None:
-        super().__init__(state)
-        self._source = source
-
-    def _rows(self) -> Iterator[Row | BadRow]:
-        return (row for index, row in enumerate(iterate_rows(self._source)) if index >= self._row)
-
 
 class _DatasetStream(OpenSource):
     def __init__(self, source: str, state: State) -> None:
-        super().__init__(state)
         self._dataset: IterableDataset = streamed_dataset(source)
+        super().__init__(lambda _: iter(self._dataset), state)  # from its own state on
         if "dataset" in state:
             self._dataset.load_state_dict(state["dataset"])
-
-    def _rows(self) -> Iterator[Row | BadRow]:
-        return iter(self._dataset)
 
     def state(self) -> dict[str, object]:
         return {**super().state(), "dataset": self._dataset.state_dict()}
@@ -132,12 +107,19 @@ def parts_of(sources: Sequence[str], columns: Columns | None = None) -> tuple[Pa
                 kinds.add(file)
             for index, file in enumerate(files):
                 prefix = f"{number}:{index}/" if several else f"{number}:"
-                parts.append(Part(number, file.location, prefix, partial(_FileStream, file, columns)))
+                read: Callable[[State], OpenSource] = partial(OpenSource, partial(read_file, file, columns))
+                parts.append(Part(number, file.location, prefix, read))
             continue
-        tasks = source.startswith(SCHEME) or holds_tasks(Path(source).expanduser())
-        reading: type[_TaskStream] | type[_DatasetStream] = _TaskStream if tasks else _DatasetStream
-        parts.append(Part(number, source, f"{number}:", partial(reading, source)))
+        if source.startswith(SCHEME) or holds_tasks(Path(source).expanduser()):
+            read = partial(OpenSource, partial(_rows_from, source))
+        else:
+            read = partial(_DatasetStream, source)
+        parts.append(Part(number, source, f"{number}:", read))
     return tuple(parts)
+
+
+def _rows_from(source: str, start: int) -> Iterator[Row | BadRow]:
+    return islice(iterate_rows(source), start, None)
 
 
 def rows_in_order(source: str, columns: Columns | None = None, *, streamed: bool) -> Iterator[Row | BadRow]:
@@ -203,7 +185,7 @@ class RowStream:
             self.passes, self._window, self._after = self.passes + 1, -1, {"part": 0}
         self._fill(self._after)
         self._window += bool(self._rows)
-        self._shuffle()
+        self._order = self._random(6, len(self._rows), max(self._window, 0))
 
     def _fill(self, begin: dict[str, Any]) -> None:
         """Read a buffer from this position on."""
@@ -224,9 +206,6 @@ class RowStream:
         inside = {} if self._open is None else self._open[1].state()
         self._after = {"part": position, **inside}
 
-    def _shuffle(self) -> None:
-        self._order = self._random(6, len(self._rows), max(self._window, 0))
-
     def _random(self, purpose: int, count: int, *numbers: int) -> Sequence[int]:
         if self._seed is None:
             return range(count)
@@ -243,5 +222,5 @@ class RowStream:
         self._after, self._rows, self._taken = dict(state["began"]), [], 0
         if self._window >= 0:  # otherwise nothing of the pass was read
             self._fill(self._after)
-            self._shuffle()
+            self._order = self._random(6, len(self._rows), self._window)
             self._taken = int(state["taken"])

@@ -18,19 +18,21 @@ from contextlib import suppress
 from decimal import Decimal
 from functools import lru_cache
 from itertools import accumulate, islice
+from os.path import isdir  # false for a name that no folder can have, where Path.is_dir raises
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from skyrl.chats.contents import short
 from skyrl.config.foundation.reasoning_tasks import SCHEME
 from skyrl.data.arrow_files import ArrowTable
 from skyrl.data.bounds import DEEPEST, ELEMENT_BYTES, LONGEST_LINE, Expansion, is_too_deep, size_of
 from skyrl.data.data_files import DataFile, data_files, has_files
-from skyrl.data.harbor_tasks import holds_tasks, read_tasks
 from skyrl.data.hugging_face import read_dataset
 from skyrl.data.reasoning_rows import read_reasoning_rows
 from skyrl.errors import DataError
+from skyrl.tree.files import stored_text
 from skyrl.tree.syntax_errors import json_line_error
 
 if TYPE_CHECKING:
@@ -149,7 +151,14 @@ class ColumnKinds:
 
 def _kinds(file: DataFile) -> Iterator[tuple[str, str]]:
     if file.suffix == ".parquet":
-        for column in _parquet_schema(file):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            schema = pq.read_schema(file.path or file.open())
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+            raise DataError(f"{file.location} cannot be read as parquet: {error}") from error
+        for column in schema:
             if (kind := kind_of_type(column.type)) is not None:
                 yield column.name, kind
         return
@@ -236,14 +245,14 @@ def chat_of(row: Row, number: int, source: str, columns: Columns | None = None) 
     prompt = _chat_in_text(prompt) if isinstance(prompt, str) and prompt.lstrip().startswith("[") else prompt
     if isinstance(prompt, str) and _IS_CHAT.match(prompt):
         raise DataError(
-            f"{place_of(source, number)}: {column} is {_short(prompt)}, which begins as a chat and is no JSON: write "
+            f"{place_of(source, number)}: {column} is {short(prompt)}, which begins as a chat and is no JSON: write "
             "it with json.dumps"
         )
     if isinstance(prompt, str) and prompt and column != "prompt":
         return ({"role": "user", "content": prompt},)
     if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
         raise DataError(
-            f"{place_of(source, number)}: {column} is {_short(prompt)}, not a list of messages such as "
+            f"{place_of(source, number)}: {column} is {short(prompt)}, not a list of messages such as "
             "{'role': 'user', 'content': ...}" + (_TEXT_HINT if isinstance(prompt, str) and prompt else "")
         )
     messages: list[Any] = [_fill_content(message) for message in prompt]
@@ -252,7 +261,7 @@ def chat_of(row: Row, number: int, source: str, columns: Columns | None = None) 
             isinstance(message.get(key), str) for key in ("role", "content")
         ):
             raise DataError(
-                f"{place_of(source, number)}: the message {_short(message)} needs the texts 'role' and 'content'"
+                f"{place_of(source, number)}: the message {short(message)} needs the texts 'role' and 'content'"
             )
     return tuple({key: value for key, value in message.items() if value is not None} for message in messages)
 
@@ -354,14 +363,30 @@ def _read_parquet(data_file: DataFile, columns: Columns | None, start: int) -> I
         raise DataError(f"{name} cannot be read as parquet: {error}") from error
 
 
-def _parquet_schema(file: DataFile) -> pa.Schema:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def holds_tasks(folder: Path) -> bool:
+    """Whether a folder contains folders of Harbor tasks: each has an `instruction.md` and a `task.toml`."""
+    return isdir(folder) and next(_tasks(folder), None) is not None
 
-    try:
-        return pq.read_schema(file.path or file.open())
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise DataError(f"{file.location} cannot be read as parquet: {error}") from error
+
+def read_tasks(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """A row for each task, in the order of their names: the instruction as the user message, and the task's folder.
+
+    Raises `DataError` for an instruction that cannot be read.
+    """
+    for task in sorted(_tasks(folder)):
+        try:
+            text = stored_text(task / "instruction.md")
+        except (OSError, ValueError) as error:
+            raise DataError(f"{task / 'instruction.md'} cannot be read: {error}") from error
+        yield {
+            "prompt": [{"role": "user", "content": text}],
+            "harbor_task": str(task.absolute()),
+            "data_source": folder.name,
+        }
+
+
+def _tasks(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.iterdir() if (path / "instruction.md").is_file() and (path / "task.toml").is_file())
 
 
 def _read_csv(file: DataFile) -> Iterator[Row | BadRow]:
@@ -404,11 +429,13 @@ def _object(path: str, number: int, line: bytes) -> Row | BadRow:
         return BadRow(f"{path}:{number} is not JSON: {json_line_error(error)}")
     except RecursionError:
         return BadRow(f"{path}:{number} {_TOO_DEEP}")
+    return _checked(row, f"{path}:{number}", "an object with columns as keys")
+
+
+def _checked(row: object, place: str, expected: str) -> Row | BadRow:
     if is_too_deep(row):
-        return BadRow(f"{path}:{number} {_TOO_DEEP}")
-    if not isinstance(row, dict):
-        return BadRow(f"{path}:{number} is {_short(row)}, not an object with columns as keys")
-    return row
+        return BadRow(f"{place} {_TOO_DEEP}")
+    return row if isinstance(row, dict) else BadRow(f"{place} is {short(row)}, not {expected}")
 
 
 def _read_json(file: DataFile) -> list[Row | BadRow]:
@@ -424,15 +451,4 @@ def _read_json(file: DataFile) -> list[Row | BadRow]:
         raise DataError(f"{path} {_TOO_DEEP}") from None
     if not isinstance(rows, list):
         raise DataError(f"{path} is not a list of objects")
-    return [_row_of_json(path, number, row) for number, row in enumerate(rows)]
-
-
-def _row_of_json(path: str, number: int, row: object) -> Row | BadRow:
-    if is_too_deep(row):
-        return BadRow(f"{path}, row {number} {_TOO_DEEP}")
-    return row if isinstance(row, dict) else BadRow(f"{path}, row {number} is {_short(row)}, not an object")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return [_checked(row, f"{path}, row {number}", "an object") for number, row in enumerate(rows)]

@@ -35,45 +35,33 @@ class PromptStore:
         return RowFolder(self.path, row_key(sources, tokenizer, {"kind": "prompts", **self.settings}))
 
 
-@frozen(kw_only=True)
-class StoredPrompts:
-    """Prompts of a folder, and what was found when they were made."""
-
-    prompts: StoredRows[Prompt]
-    facts: PromptFacts
-    sizes: tuple[int, ...]
-    too_long: int
-    bad_rows: tuple[str, ...]
-
-
 def stored_prompts(
     folder: RowFolder, prompts: Iterable[Prompt], summarize: Callable[[], Mapping[str, Any]]
-) -> StoredPrompts:
-    """The prompts of a folder, which `prompts` fills unless an earlier run has. `summarize` gives the other values of
-    `StoredPrompts` once `prompts` has ended.
+) -> dict[str, Any]:
+    """Arguments of a `PromptDataset`: the prompts of a folder, which `prompts` fills unless an earlier run has, and the
+    other values, which `summarize` gives once `prompts` has ended.
     """
 
+    def serialized() -> Iterator[tuple[str, bytes]]:
+        for prompt in prompts:
+            try:
+                yield prompt.id, prompt_to_bytes(prompt)
+            except RunError as error:
+                raise DataError(f"row {prompt.id} cannot be stored (data.tokenized_path): {error}") from error
+
     def fill(scratch: Path) -> dict[str, Any]:
-        store_rows(scratch, _serialized(prompts))
+        store_rows(scratch, serialized())
         about = dict(summarize())
         return {**about, "facts": asdict(about["facts"])}
 
     about = folder.about() or folder.fill(fill)
-    return StoredPrompts(
-        prompts=StoredRows(folder.path, prompt_of_bytes),
-        facts=PromptFacts(**about["facts"]),
-        sizes=tuple(about["sizes"]),
-        too_long=about["too_long"],
-        bad_rows=tuple(about["bad_rows"]),
-    )
-
-
-def _serialized(prompts: Iterable[Prompt]) -> Iterator[tuple[str, bytes]]:
-    for prompt in prompts:
-        try:
-            yield prompt.id, prompt_to_bytes(prompt)
-        except RunError as error:
-            raise DataError(f"row {prompt.id} cannot be stored (data.tokenized_path): {error}") from error
+    return {
+        "prompts": StoredRows(folder.path, prompt_of_bytes),
+        "facts": PromptFacts(**about["facts"]),
+        "sizes": tuple(about["sizes"]),
+        "too_long": about["too_long"],
+        "bad_rows": tuple(about["bad_rows"]),
+    }
 
 
 def prompt_to_bytes(prompt: Prompt) -> bytes:
@@ -100,18 +88,13 @@ def prompt_of_object(stored: object) -> Prompt:
     return _prompt(row_id, token_ids, rest)
 
 
+_REST = ("messages", "tools", "env_class", "data_source", "extras")
+"""Fields of a prompt besides its id and its tokens, in the order in which they are stored."""
+
+
 def _rest(prompt: Prompt) -> object:
-    return encoded([prompt.messages, prompt.tools, prompt.env_class, prompt.data_source, prompt.extras])
+    return encoded([getattr(prompt, name) for name in _REST])
 
 
 def _prompt(row_id: str, token_ids: Sequence[int], rest: object) -> Prompt:
-    messages, tools, env_class, data_source, extras = decoded(rest)
-    return Prompt(
-        id=row_id,
-        messages=messages,
-        token_ids=tuple(token_ids),
-        tools=tools,
-        env_class=env_class,
-        data_source=data_source,
-        extras=extras,
-    )
+    return Prompt(id=row_id, token_ids=tuple(token_ids), **dict(zip(_REST, decoded(rest), strict=True)))

@@ -20,9 +20,9 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import RewardModelConfig, SFTConfig, SupervisedConfig
 from skyrl.data.arrow_files import ArrowTable, arrow_table
 from skyrl.data.conversations import without_nulls
-from skyrl.data.mapped_rows import MappedRows, rows_of_tokens, tokens_of
+from skyrl.data.mapped_rows import MappedRows, row_of_tokens, tokens_of
 from skyrl.data.row_forms import PreferenceForms, SupervisedForms, refuse_other_masks
-from skyrl.data.row_store import RowFolder, StoredRows, add_to_digest, row_key, store_rows
+from skyrl.data.row_store import RowFolder, StoredRows, row_key, store_rows, with_length
 from skyrl.data.row_streams import RowStream, StreamedRow
 from skyrl.data.sources import BadRow, Row, is_table, iterate_rows, place_of
 from skyrl.data.stored_distributions import stored_distributions
@@ -82,7 +82,7 @@ class TokenizedRows(Generic[R]):
         if rows is None:
             digest = sha256()
             for row in self.rows:
-                add_to_digest(digest, row.to_bytes())
+                digest.update(with_length(row.to_bytes()))
             rows = digest.hexdigest()
         return sha256(f"{rows} {list(self.sizes)}".encode()).hexdigest()
 
@@ -131,13 +131,13 @@ def _mapped(
             tokens = tokens_of(batch, vocabulary)
             fits = np.zeros(0, np.bool_) if tokens is None else tokens.lengths <= reader.max_length
             if tokens is None or (cuts and not fits.all()):
-                batch_rows = rows_of_tokens(table, range(first, first + len(batch)))
+                batch_rows = (row_of_tokens(table, index) for index in range(first, first + len(batch)))
                 for row in reader.of_source(number, batch_rows, first):
-                    add_to_digest(digest, row.to_bytes())
+                    digest.update(with_length(row.to_bytes()))
                     indices[number].append(int(row.id.partition(":")[2]))
                 continue
             for data in compress(tokens.rows_as_bytes(), fits):
-                add_to_digest(digest, data)
+                digest.update(with_length(data))
             indices[number].extend((first + np.flatnonzero(fits)).tolist())
             tally.sizes[-1] += int(fits.sum())
             tally.too_long += int((~fits).sum())
@@ -179,7 +179,7 @@ def supervised_reader(
         tally.turn_end, tally.behind_other_headers = tokens_of.turn_end, tokens_of.behind_other_headers
         tally.empty_answers = tokens_of.empty_answers
 
-    return RowReader(run, tuple(sources), max_length, read, cut, conclude)
+    return RowReader(run, tuple(sources), max_length, read, conclude, cut)
 
 
 def count_empty(masks: ChatMasks) -> Callable[[Tally], None]:
@@ -216,7 +216,7 @@ def preference_reader(
         chosen, rejected, margin = tokens_of(row)
         return PreferenceRow(id=row_id, chosen=chosen, rejected=rejected, margin=margin)
 
-    return RowReader(run, tuple(sources), max_length, read, lambda row: None, count_empty(tokens_of.masks))
+    return RowReader(run, tuple(sources), max_length, read, count_empty(tokens_of.masks))
 
 
 @seldom_collected()
@@ -268,8 +268,8 @@ class RowReader(Generic[R]):
     sources: tuple[str, ...]
     max_length: int
     read: Callable[[Row, str], R]
-    cut: Callable[[R], R | None]
-    conclude: Callable[[Tally], None] = lambda tally: None
+    conclude: Callable[[Tally], None]
+    cut: Callable[[R], R | None] = lambda row: None
     tally: Tally = field(factory=Tally)
 
     def rows(self, found_in: Iterable[Iterable[Row | BadRow]] | None = None) -> Iterator[R]:

@@ -28,8 +28,8 @@ from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
 from skyrl.config.loading.kinds import is_preference_run, is_reward_model_run, reads_chats
 from skyrl.data.conversations import refuse_media, tools_of, with_system, without_nulls
 from skyrl.data.data_files import FILES
+from skyrl.data.preference_rows import answers_of
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
-from skyrl.data.ranked_lists import answers_of
 from skyrl.data.row_forms import chat_in, label_of, learns_all, margin_of, preference_chat
 from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, first_row, is_table, iterate_rows
 from skyrl.envs.env import Env, EnvStep, SampledAnswer

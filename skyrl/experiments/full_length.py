@@ -12,10 +12,9 @@ from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.every_kind import folder_of
 from skyrl.config.derive.sizes import longest_row
 from skyrl.config.settings.run_basics import RunBasics
-from skyrl.data.answer_pairs import LabelledRow, RankedRow
 from skyrl.data.supervised_rows import Tally, TokenizedRows
-from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
-from skyrl.rollout.full_length import FullLengthRollouts
+from skyrl.data.tokenized_rows import LabelledRow, PreferenceRow, RankedRow, SupervisedRow
+from skyrl.rollout.batches import FullLengthRollouts
 from skyrl.tree import evolve_at
 
 FOLDER = "full_length"

@@ -62,7 +62,7 @@ from skyrl.runs.input_digests import adapter_digests, model_digests
 from skyrl.runs.inputs import notice
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, made_with, weight_digests_of
 from skyrl.storage.disk import Disk
-from skyrl.tracking.batch_dump import BatchDump
+from skyrl.tracking.recording import BatchDump
 from skyrl.tracking.sample_files import SampleSink
 from skyrl.tracking.tracker import Tracker
 from skyrl.training.advantage import advantages_of, critic_targets

@@ -20,8 +20,7 @@ from skyrl.config import PreferenceConfig
 from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.foundation.import_paths import Imported
 from skyrl.config.settings.preference_root import PREFERENCE_LOSSES
-from skyrl.data.labelled_rows import load_preference_rows
-from skyrl.data.reference_logprobs import ReferencedRows, is_stored, logprobs_file, store_logprobs
+from skyrl.data.preference_rows import ReferencedRows, load_preference_rows, logprobs_file, store_logprobs
 from skyrl.data.supervised_rows import TokenizedRows
 from skyrl.errors import ConfigError, Problem
 from skyrl.experiments.full_length import synthetic_answers, synthetic_labelled
@@ -181,7 +180,7 @@ class PreferenceExp(SupervisedExp):
 
     async def _add_reference(self, name: str, rows: TokenizedRows[Any]) -> TokenizedRows[Any]:
         file = self._reference_file(rows)
-        if not is_stored(file):
+        if not file.exists():  # otherwise an earlier session, or another run, has stored them
             notice(f"computing the log-probabilities of the reference for {len(rows)} {name} pairs, once")
             parts, size = [], max(self.cfg.batch_size, SCORED_AT_A_TIME)
             for start in range(0, len(rows), size):

@@ -59,7 +59,7 @@ from skyrl.processes.addresses import is_loopback
 from skyrl.rollout.agent_runner import agent_of
 from skyrl.runs.run_tree import AnyRun
 from skyrl.sandbox.sandbox import strongest_tier, why_unavailable, why_weaker
-from skyrl.tracking.custom_tracker import load_tracker
+from skyrl.tracking.factory import load_tracker
 from skyrl.tracking.metric_table import METRICS, unknown
 from skyrl.training.callbacks import load_callback
 from skyrl.tree import get_at

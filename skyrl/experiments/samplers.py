@@ -10,8 +10,17 @@ from attrs import frozen
 
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.samplers import CurriculumConfig, SamplerConfig
-from skyrl.data.custom_sampler import CustomSampler
-from skyrl.data.samplers import Mixture, Permutation, Pool, Pools, Sampler, Schedule, SkipSolved, TargetDifficulty
+from skyrl.data.samplers import (
+    CustomSampler,
+    Mixture,
+    Permutation,
+    Pool,
+    Pools,
+    Sampler,
+    Schedule,
+    SkipSolved,
+    TargetDifficulty,
+)
 from skyrl.errors import DataError
 from skyrl.trajectory import Prompt
 

@@ -9,7 +9,7 @@ from attrs import asdict, evolve
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLTrainConfig
-from skyrl.data.cursor import PromptCursor, batches, permutation
+from skyrl.data.cursor import PromptCursor, StreamCursor, batches, permutation
 from skyrl.data.order import Mixed, Sequential, Shuffled
 from skyrl.data.prompt_facts import facts_of
 from skyrl.data.prompts import PromptDataset, StreamedPrompts, load_prompts
@@ -17,7 +17,6 @@ from skyrl.data.row_store import row_key
 from skyrl.data.row_streams import EXAMINED, RowStream, parts_of, versions
 from skyrl.data.sources import Columns
 from skyrl.data.stored_prompts import PromptStore
-from skyrl.data.stream_cursor import StreamCursor
 from skyrl.errors import DataError
 from skyrl.experiments.factories import stream_limits
 from skyrl.experiments.samplers import SampledRows, sampler_of

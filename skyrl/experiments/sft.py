@@ -23,12 +23,11 @@ from skyrl.config.loading.kinds import kind_of
 from skyrl.config.settings.distillation import SFTDistillationConfig
 from skyrl.config.settings.models import ModelConfig
 from skyrl.config.settings.samplers import SamplerConfig
-from skyrl.data.cursor import PromptCursor, batches, batches_before, permutation
+from skyrl.data.cursor import PromptCursor, StreamCursor, batches, batches_before, permutation
 from skyrl.data.order import Mixed, Order, Sequential, Shuffled
 from skyrl.data.row_store import row_key
 from skyrl.data.row_streams import EXAMINED, RowStream, parts_of, versions
 from skyrl.data.samplers import Sampler
-from skyrl.data.stream_cursor import StreamCursor
 from skyrl.data.supervised_rows import RowReader, TokenizedRows, load_supervised, reading_settings
 from skyrl.errors import DataError
 from skyrl.experiments import teachers

@@ -9,8 +9,7 @@ from attrs import evolve
 
 from skyrl.endpoint.conversations import Turn
 from skyrl.endpoint.trajectories import PlayedTrajectory
-from skyrl.rollout.agent_calls import AgentCall, Returned
-from skyrl.rollout.agent_runner import AgentRunner
+from skyrl.rollout.agent_runner import AgentCall, AgentRunner, Returned
 from skyrl.rollout.env_calls import EpisodeError, number
 from skyrl.rollout.episode import Episode
 from skyrl.rollout.transcript import Transcript
@@ -73,12 +72,8 @@ class AgentEpisode(Episode):
                 text = "" if returned is None or returned.value is None else str(returned.value).strip()
                 await self._judge(evolve(last, text=text or last.text))
             case "returned":
-                value = (
-                    0.0
-                    if returned is None
-                    else number(_returned_number(returned), f"{self._call_description('the agent for')} gave")
-                )
-                self._transcript.credit(value)
+                prefix = f"{self._call_description('the agent for')} gave"
+                self._transcript.credit(0.0 if returned is None else number(_returned_number(returned), prefix))
             case "exit_code":
                 self._transcript.credit(float(returned is not None and returned.exit_code == 0))
         self._metrics |= {

@@ -4,8 +4,9 @@
     command     the task as JSON on standard input; OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL,
                 ANTHROPIC_API_KEY and MODEL in its environment, with PATH, HOME and LANG and nothing else
 
-A command runs in a new session, whose processes are killed when it ends or reaches its deadline; `isolated_agent.py`
-runs untrusted commands.
+A command runs in a new session, whose processes are killed when it ends or reaches its deadline. An untrusted one runs
+in a sandbox whose only network is the policy's endpoint: each trajectory gets a new process tree and a new empty
+folder, which end with it, and it can read the files that its command and `readable` name.
 """
 
 from __future__ import annotations
@@ -16,24 +17,64 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+from urllib.parse import urlsplit
+
+from attrs import evolve, frozen
 
 from skyrl.config.settings.environment import AgentConfig
 from skyrl.envs.coroutines import awaited
-from skyrl.errors import RewardError, TaskError
-from skyrl.rollout.agent_calls import LONGEST_OUTPUT, Agent, AgentCall, Returned, environment_of, returned_by
+from skyrl.errors import RewardError, TaskError, WorkerEnded
 from skyrl.rollout.env_calls import EnvCalls, Pace
-from skyrl.rollout.isolated_agent import IsolatedAgent
-from skyrl.sandbox.tiers import Tier
+from skyrl.sandbox.commands import located_command
+from skyrl.sandbox.fork_client import Command
+from skyrl.sandbox.fork_server import SERVICE_PORT
+from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
+from skyrl.sandbox.tiers import Tier, has_namespaces
 from skyrl.tree import thaw
 from skyrl.tree.imports import import_object
 
 if TYPE_CHECKING:
     from skyrl.endpoint.trajectories import Trajectories
 
-_KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
+LONGEST_OUTPUT = 1 << 20
+"""Maximum number of bytes that a command may print to standard output; more is a failure."""
+
+_SHOWN = 400
+_FOREVER = 10.0**6
+_INSIDE = f"http://127.0.0.1:{SERVICE_PORT}"
+"""Address of the endpoint inside a sandbox."""
+
+
+@frozen(kw_only=True)
+class AgentCall:
+    """Inputs of one agent."""
+
+    task: Mapping[str, Any]
+    """The row's columns, with `messages`, the conversation that the environment begins with."""
+
+    url: str
+    """Address of the endpoint, without `/v1`."""
+
+    key: str
+    model: str
+
+
+@frozen(kw_only=True)
+class Returned:
+    """Result of an agent."""
+
+    value: object
+    """Return value of a function, or standard output of a program."""
+
+    exit_code: int | None = None
+
+
+Agent = Callable[[AgentCall], Awaitable[Returned] | Returned]
 
 
 class RunningEndpoint(Protocol):
@@ -58,14 +99,12 @@ class AgentRunner:
         """
         self.config, self._endpoint, self.model = config, endpoint, model
         self._agent = agent_of(config, tier)
-        field = "environment.agent.timeout_seconds"
-        pace = Pace(config.max_starts_per_second)
         self._calls = EnvCalls(
             config.max_concurrent,
             config.timeout_seconds,
-            field=field,
+            field="environment.agent.timeout_seconds",
             limit="environment.agent.max_concurrent",
-            pace=pace,
+            pace=Pace(config.max_starts_per_second),
         )
 
     @property
@@ -132,22 +171,21 @@ async def _run(command: tuple[str, ...], call: AgentCall) -> Returned:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=environment_of(call, _KEPT_VARIABLES),
+        env=environment_of(call, ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")),
         start_new_session=True,
     )
+    assert process.stdout is not None and process.stderr is not None
     try:
-        out, _ = await asyncio.gather(_read_outputs(process), _write(process, json.dumps(call.task, default=str)))
+        output, errors, _ = await asyncio.gather(
+            _read_stream(process.stdout),
+            _read_stream(process.stderr),
+            _write(process, json.dumps(call.task, default=str)),
+        )
         code = await process.wait()
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # including what it started and left running
-    return returned_by(code, *out)
-
-
-async def _read_outputs(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
-    assert process.stdout is not None and process.stderr is not None
-    output, errors = await asyncio.gather(_read_stream(process.stdout), _read_stream(process.stderr))
-    return output, errors
+    return returned_by(code, output, errors)
 
 
 async def _read_stream(stream: asyncio.StreamReader) -> bytes:
@@ -165,3 +203,72 @@ async def _write(process: asyncio.subprocess.Process, text: str) -> None:
         process.stdin.write(text.encode(errors="replace"))
         await process.stdin.drain()
     process.stdin.close()
+
+
+class IsolatedAgent:
+    """Runs one command, each time in a new sandbox and an empty folder. Its words that name existing files become
+    absolute paths.
+    """
+
+    def __init__(self, config: AgentConfig, tier: Tier | Literal["auto"]) -> None:
+        """Raises `TaskError` for missing files, and `UserError` if the machine lacks the tier or programs in the
+        sandbox could not read the files.
+        """
+        located = located_command(config.command, config.readable, "environment.agent")
+        self._arguments = located.arguments
+        self._sandbox = _sandbox(tier, located.files)
+        if not has_namespaces(self._sandbox.tier):
+            raise TaskError(
+                "environment.agent.isolate needs the sandbox tier namespace or bwrap, which this machine lacks: the "
+                f"tier {self._sandbox.tier!r} gives a program no network of its own"
+            )
+        seconds = _FOREVER if config.timeout_seconds is None else config.timeout_seconds
+        self._limits = ResourceLimits(
+            seconds=seconds,
+            cpu_seconds=int(seconds) + 1,
+            memory_bytes=int(config.memory_gb * 1e9),
+            file_bytes=256 << 20,
+            folder_bytes=512 << 20,
+            open_files=512,
+            output_bytes=LONGEST_OUTPUT,
+        )
+
+    def __call__(self, call: AgentCall) -> Returned:
+        """Play one trajectory. Raises `RewardError` for a program that prints too much, and `WorkerEnded` for one that
+        does not end in time.
+        """
+        service = urlsplit(call.url)
+        assert service.hostname is not None and service.port is not None, "the endpoint's address has both"
+        command = Command(
+            arguments=self._arguments,
+            environment=environment_of(evolve(call, url=_INSIDE), ("PATH", "LANG", "VIRTUAL_ENV", "PYTHONPATH")),
+            service=(service.hostname, service.port),
+        )
+        ran = self._sandbox.run_command(command, json.dumps(call.task, default=str).encode(), self._limits)
+        if ran.ended == "output":
+            raise RewardError(f"printed more than {LONGEST_OUTPUT} bytes")
+        if ran.ended == "timeout":
+            raise WorkerEnded("timeout", f"gave no answer within {self._limits.seconds:g} s and was ended")
+        return returned_by(ran.code, ran.stdout, ran.stderr)
+
+
+@cache
+def _sandbox(tier: Tier | Literal["auto"], readable: tuple[Path, ...]) -> Sandbox:
+    return Sandbox(tier, readable=readable)
+
+
+def environment_of(call: AgentCall, kept: Sequence[str]) -> dict[str, str]:
+    """Environment variables of a command: those in `kept` of this process, and address, key and name of the policy."""
+    return {name: os.environ[name] for name in kept if name in os.environ} | {
+        "OPENAI_BASE_URL": f"{call.url}/v1",
+        "OPENAI_API_KEY": call.key,
+        "ANTHROPIC_BASE_URL": call.url,
+        "ANTHROPIC_API_KEY": call.key,
+        "MODEL": call.model,
+    }
+
+
+def returned_by(code: int, output: bytes, errors: bytes) -> Returned:
+    """The result of a command: its standard output, or the end of its standard error if it failed and wrote some."""
+    text, error = output.decode(errors="replace"), errors.decode(errors="replace")
+    return Returned(value=error[-_SHOWN:] if code and error else text, exit_code=code)

@@ -95,11 +95,9 @@ class Attempts:
         """Draw one trajectory. A sample whose environment fails is drawn again, with other random numbers, while there
         is time.
         """
-
-        def first(episode: Episode, until: float | None) -> Coroutine[Any, Any, Trajectory]:
-            return self._play(episode, first_outcome, completion, until)
-
-        return await self._until_judged(episode, first, self._play_again)
+        return await self._until_judged(
+            episode, lambda episode, until: self._play(episode, first_outcome, completion, until), self._play_again
+        )
 
     async def run_agent(self, episode: AgentEpisode) -> Trajectory:
         """Draw one trajectory that an agent plays; otherwise like `sample`."""

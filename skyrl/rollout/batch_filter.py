@@ -10,8 +10,7 @@ import attrs
 from skyrl.config import AlgorithmConfig, GeneratorConfig
 from skyrl.config.derive.algorithm_facts import estimator_facts
 from skyrl.errors import RunError
-from skyrl.rollout.filters import has_reward_variance, masked_out, with_replacements
-from skyrl.rollout.gates import Gates
+from skyrl.rollout.filters import Gates, has_reward_variance, masked_out, with_replacements
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.trajectory import Prompt, TrajectoryGroup
 from skyrl.tree import evolve_at
@@ -54,7 +53,10 @@ class BatchFilter:
             case "replace":
                 groups = await self._replaced(version)
         if self._algorithm.zero_variance_filter:
-            groups = self._mask_zero_variance(groups)
+            tolerance = self._algorithm.zero_variance_filter_tol
+            good = [has_reward_variance(group, tolerance=tolerance) for group in groups]
+            self.metrics["reward/num_zero_variance_filtered"] = good.count(False)
+            groups = tuple(group if keep else masked_out(group) for group, keep in zip(groups, good, strict=True))
         if estimator_facts(self._algorithm).compares_with_greedy:
             groups = await self._add_baselines(groups, version)
         return groups
@@ -107,12 +109,6 @@ class BatchFilter:
                 f"max_sample_batches) without finding enough: {progress}. The task is too easy or too hard for the "
                 "policy; raise the limit, or generator.n_samples_per_prompt, or turn dynamic sampling off"
             )
-
-    def _mask_zero_variance(self, groups: Batch) -> Batch:
-        tolerance = self._algorithm.zero_variance_filter_tol
-        good = [has_reward_variance(group, tolerance=tolerance) for group in groups]
-        self.metrics["reward/num_zero_variance_filtered"] = good.count(False)
-        return tuple(group if keep else masked_out(group) for group, keep in zip(groups, good, strict=True))
 
     async def _add_baselines(self, groups: Batch, version: int) -> Batch:
         """The groups, each with the reward of one greedy answer as its baseline. A group whose greedy answer has no

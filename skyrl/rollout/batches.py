@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
+import attrs
+import numpy as np
+
 from skyrl.config import AlgorithmConfig, GeneratorConfig
-from skyrl.data.cursor import PromptCursor
-from skyrl.data.stream_cursor import StreamCursor
+from skyrl.data.cursor import PromptCursor, StreamCursor
 from skyrl.errors import ResumeError
 from skyrl.rollout.batch_filter import Batch, BatchFilter
 from skyrl.rollout.generator import SkyRLGymGenerator
-from skyrl.trajectory import TrajectoryGroup
+from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup, TurnReward
 
 
 class BatchSource(Protocol):
@@ -20,30 +23,39 @@ class BatchSource(Protocol):
         """One full batch of groups, sampled by weights that are `version` or, asynchronously, not much older."""
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of groups that were dropped, replaced or left out to make the last batch."""
+        """Numbers of groups that were dropped, replaced or left out to make the last batch. None by default."""
+        return {}
 
 
 class Rollouts(BatchSource, Protocol):
-    """A source of training batches, with what a run needs around the trainer."""
+    """A source of training batches, with what a run needs around the trainer.
+
+    The default is one that reads no data and does nothing between batches.
+    """
 
     def set_weights_version(self, version: int) -> None:
         """Notification that the engines now hold the weights of this version."""
+        return  # with a body, no subclass has to define it
 
     @property
     def epoch(self) -> int:
         """Number of complete passes over the data."""
+        return 0
 
     def state(self) -> dict[str, Any]:
         """Position in the data, as a checkpoint stores it."""
+        return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken."""
+        return
 
     async def close(self) -> None:
         """Cancel the samples that are still being drawn."""
+        return
 
 
-class SynchronousRollouts:
+class SynchronousRollouts(Rollouts):
     """Samples each batch when the trainer asks for it, and more batches if groups have to be replaced."""
 
     def __init__(
@@ -81,9 +93,6 @@ class SynchronousRollouts:
     def metrics(self) -> dict[str, float]:
         return self._batch_filter.metrics | self._cursor.metrics()
 
-    def set_weights_version(self, version: int) -> None:
-        """Does nothing: no group is sampled ahead."""
-
     @property
     def epoch(self) -> int:
         return self._cursor.epoch
@@ -101,5 +110,51 @@ class SynchronousRollouts:
             )
         self._cursor.load_state(state)
 
-    async def close(self) -> None:
-        """Does nothing: nothing runs between batches."""
+
+@attrs.frozen(kw_only=True)
+class FullLengthRollouts(Rollouts):
+    """Batches of random tokens, which replace sampled `Rollouts`. Equal seeds give equal batches."""
+
+    prompts: int
+    """Number of groups in a batch."""
+
+    samples: int
+    """Number of samples in a group."""
+
+    prompt_tokens: int
+    answer_tokens: int
+    vocabulary: int
+    """Number of token ids; tokens are drawn below it."""
+
+    has_logprobs: bool = True
+    """Whether samples come with log-probabilities, as if all tokens were equally likely."""
+
+    seed: int = 0
+
+    async def next_batch(self, version: int) -> tuple[TrajectoryGroup, ...]:
+        """One full batch, as if weights of this version had sampled it."""
+        random = np.random.default_rng([self.seed, version])
+        return tuple(self._group(number, version, random) for number in range(self.prompts))
+
+    def _group(self, number: int, version: int, random: np.random.Generator) -> TrajectoryGroup:
+        ids, length = self._tokens(self.prompt_tokens, random), self.answer_tokens
+        prompt = Prompt(id=f"made up {number}", messages=(), token_ids=ids, env_class="made_up")
+        samples = (
+            Trajectory(
+                prompt_id=prompt.id,
+                sample_index=index,
+                prompt_ids=ids,
+                response_ids=self._tokens(length, random),
+                loss_mask=(1,) * length,
+                rollout_logprobs=(-math.log(self.vocabulary),) * length if self.has_logprobs else (),
+                weight_versions=(version,) * length,
+                # Rewards of neighbours differ, so that there are advantages and gradients.
+                rewards=(TurnReward(token=length - 1, reward=float((number + index) % 2)),),
+                stop_reason="stop",
+            )
+            for index in range(self.samples)
+        )
+        return TrajectoryGroup(prompt=prompt, trajectories=tuple(samples))
+
+    def _tokens(self, count: int, random: np.random.Generator) -> tuple[int, ...]:
+        return tuple(random.integers(self.vocabulary, size=count).tolist())

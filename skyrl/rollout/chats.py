@@ -48,10 +48,11 @@ class Chat(Protocol):
         """The transcript that the next turn starts from: the same one with the observations added, or another one."""
 
     def end(self, transcript: Transcript, completion: Completion) -> None:
-        """Add the tokens that belong after the last turn."""
+        """Add the tokens that belong after the last turn. None by default: it ends where the policy ended it."""
+        return  # with a body, no subclass has to define it
 
 
-class MessageChat:
+class MessageChat(Chat):
     """Token-in, token-out: the template writes the observations, and the end of a turn that has none yet."""
 
     def __init__(self, tokenizer: ChatTokenizer, config: GeneratorConfig) -> None:
@@ -72,7 +73,7 @@ class MessageChat:
             transcript.place((self._tokenizer.eos_token_id,))
 
 
-class SingleAnswer:
+class SingleAnswer(Chat):
     """One assistant message: observations are plain text in it, and an end token sampled before them is removed."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
@@ -86,11 +87,8 @@ class SingleAnswer:
         transcript.place(self._spelled.plain(text, before=turn.completion.text))
         return transcript
 
-    def end(self, transcript: Transcript, completion: Completion) -> None:
-        """Does nothing: an answer ends where the policy ended it."""
 
-
-class WholeHistory:
+class WholeHistory(Chat):
     """The template renders the whole conversation for each turn; a turn that does not continue the tokens of the
     previous one begins another row.
     """
@@ -107,19 +105,12 @@ class WholeHistory:
         transcript.place(ids[len(before) :])
         return transcript
 
-    def end(self, transcript: Transcript, completion: Completion) -> None:
-        """Does nothing: an answer ends where the policy ended it."""
-
-
-def renders_history(config: GeneratorConfig) -> bool:
-    """Whether the template renders the whole conversation at every turn."""
-    of_its_own = config.chat_template.name_or_path is not None
-    return config.use_conversation_multi_turn and (config.step_wise_trajectories or of_its_own)
-
 
 def chat_of(config: GeneratorConfig, tokenizer: ChatTokenizer) -> Chat:
     """The mode that the configuration asks for; the tokenizer has the configured template."""
-    if renders_history(config):
+    if not config.use_conversation_multi_turn:
+        return SingleAnswer(tokenizer)
+    if config.step_wise_trajectories or config.chat_template.name_or_path is not None:
         join = config.merge_stepwise_output or not config.step_wise_trajectories
         return WholeHistory(tokenizer, config.chat_template_kwargs, join=join)
-    return MessageChat(tokenizer, config) if config.use_conversation_multi_turn else SingleAnswer(tokenizer)
+    return MessageChat(tokenizer, config)

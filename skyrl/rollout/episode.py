@@ -96,8 +96,13 @@ class Episode:
             kwargs, tokenizer = config.chat_template_kwargs, self._context.tokenizer
             template = Template(tokenizer=tokenizer, arguments=kwargs, tools=self._tools)
             allowed = self._context.agent is not None or bool(prompt.extras.get(ALLOW_DROPPED))
-            with self._readable("starting on"), _naming_tools(tools):
-                ids = template.start([*messages, *prompt.answer_prefix], allow_dropped=allowed)
+            try:
+                with self._readable("starting on"):
+                    ids = template.start([*messages, *prompt.answer_prefix], allow_dropped=allowed)
+            except DroppedPartsError as error:
+                if not {*error.tools} & {*map(tool_name, tools)}:
+                    raise
+                raise DataError(f"{error}; or {DESCRIBE_TOOLS}") from error  # what an environment may do about it
             self._transcript = self._transcript.restarted(ids)
         return self._request(self.key)
 
@@ -276,17 +281,6 @@ class Episode:
     def _call_description(self, doing: str, answer: str | None = None) -> str:
         excerpt = "" if answer is None else f" ({answer[:80]!r})"
         return f"{self._prompt.env_class}, {doing} prompt {self._prompt.id}{excerpt},"
-
-
-@contextmanager
-def _naming_tools(tools: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-    """Add to a `DataError` what an environment may do about tools that the template does not show."""
-    try:
-        yield
-    except DroppedPartsError as error:
-        if not {*error.tools} & {*map(tool_name, tools)}:
-            raise
-        raise DataError(f"{error}; or {DESCRIBE_TOOLS}") from error
 
 
 Started = tuple[Env, Any, Any]

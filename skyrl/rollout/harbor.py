@@ -6,7 +6,7 @@
     kwargs = {trials_dir = "trials", agent = {name = "terminus-2"}, environment = {type = "docker"}}
 
 `kwargs` are the fields of Harbor's `TrialConfig`; the task, the model and its address are added. Rows come from folders
-of tasks (`skyrl.data.harbor_tasks`). Needs the package harbor, which needs Python 3.12.
+of tasks (`skyrl.data.sources`). Needs the package harbor, which needs Python 3.12.
 """
 
 from __future__ import annotations
@@ -24,30 +24,12 @@ TASK = "harbor_task"
 _ON_THE_HOST = ("terminus", "terminus-1", "terminus-2")
 """Agents that call the model from the process of the run, not from inside the sandbox."""
 
-_TOO_LONG = "ContextLengthExceededError"
-
-
-class _Problem(Protocol):
-    exception_type: str
-    exception_message: str
-
-
-class _Verdict(Protocol):
-    rewards: Mapping[str, float] | None
-
 
 class TrialResult(Protocol):
     """The fields of Harbor's trial result that are read here."""
 
-    exception_info: _Problem | None
-    verifier_result: _Verdict | None
-
-
-class Trial(Protocol):
-    """Harbor's trial."""
-
-    async def run(self) -> TrialResult:
-        """Run it to its end."""
+    exception_info: Any
+    verifier_result: Any
 
 
 async def play(task: Mapping[str, Any], base_url: str, api_key: str, model: str, **trial: object) -> float:
@@ -56,7 +38,19 @@ async def play(task: Mapping[str, Any], base_url: str, api_key: str, model: str,
     A conversation that grew too long for the model is worth 0. Raises `UserError` if Harbor or the row's task is
     missing, and `RewardError` for a trial without a verdict.
     """
-    harbor_trial = await _trial(trial_settings(task, base_url, api_key, model, trial))
+    settings = trial_settings(task, base_url, api_key, model, trial)
+    try:
+        from harbor.models.trial.config import TrialConfig
+        from harbor.trial.trial import Trial
+    except ImportError as error:
+        raise UserError(
+            f"Harbor's tasks need its package, and Python 3.12: {package_command('harbor')} ({error})"
+        ) from error
+    try:
+        config = TrialConfig.model_validate(settings)
+    except ValueError as error:
+        raise UserError(f"Harbor does not take environment.agent.kwargs: {error}") from error
+    harbor_trial = await Trial.create(config) if hasattr(Trial, "create") else Trial(config)
     return reward_of(await harbor_trial.run())
 
 
@@ -84,9 +78,9 @@ def trial_settings(
 def reward_of(result: TrialResult) -> float:
     """The reward of a Harbor `TrialResult`. Raises `RewardError` for a trial without a verdict."""
     problem = result.exception_info
-    if problem is not None and problem.exception_type == _TOO_LONG:
+    if problem is not None and problem.exception_type == "ContextLengthExceededError":
         return 0.0
-    rewards = result.verifier_result.rewards if result.verifier_result is not None else None
+    rewards: Mapping[str, float] = (result.verifier_result and result.verifier_result.rewards) or {}
     if problem is not None and not rewards:
         raise RewardError(f"ended with {problem.exception_type}: {problem.exception_message}")
     if not rewards:
@@ -94,20 +88,3 @@ def reward_of(result: TrialResult) -> float:
     if "reward" not in rewards and len(rewards) > 1:
         raise RewardError(f"has several rewards and none named reward: {', '.join(sorted(rewards))}")
     return float(rewards.get("reward", next(iter(rewards.values()))))
-
-
-async def _trial(settings: Mapping[str, Any]) -> Trial:
-    """Harbor's `Trial` of these settings. Raises `UserError` if Harbor is missing or rejects them."""
-    try:
-        from harbor.models.trial.config import TrialConfig
-        from harbor.trial import trial
-    except ImportError as error:
-        raise UserError(
-            f"Harbor's tasks need its package, and Python 3.12: {package_command('harbor')} ({error})"
-        ) from error
-    try:
-        config = TrialConfig.model_validate(settings)
-    except ValueError as error:
-        raise UserError(f"Harbor does not take environment.agent.kwargs: {error}") from error
-    harbor_trial: Trial = await trial.Trial.create(config) if hasattr(trial.Trial, "create") else trial.Trial(config)
-    return harbor_trial

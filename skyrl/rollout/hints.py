@@ -109,32 +109,28 @@ class Hints:
     def _hint(self, group: TrajectoryGroup, trajectory: Trajectory) -> str | None:
         match self.settings.source:
             case "column":
-                return self._column_hint(group.prompt)
+                column = self.settings.column
+                value: object = group.prompt.extras
+                for name in column.split("."):
+                    value = value.get(name) if isinstance(value, Mapping) else None
+                if is_null(value):
+                    return None
+                if not isinstance(value, str):
+                    place = f"prompt {group.prompt.id}: column {column} ({FIELD}.column)"
+                    raise DataError(f"{place} is no text, but {value!r:.80}")
+                return value or None
             case "success":
                 return self._success_hint(group, trajectory)
             case "feedback":
                 return trajectory.feedback
         return None
 
-    def _column_hint(self, prompt: Prompt) -> str | None:
-        column = self.settings.column
-        value: object = prompt.extras
-        for name in column.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if is_null(value):
-            return None
-        if not isinstance(value, str):
-            raise DataError(f"prompt {prompt.id}: column {column} ({FIELD}.column) is no text, but {value!r:.80}")
-        return value or None
-
     def _success_hint(self, group: TrajectoryGroup, trajectory: Trajectory) -> str | None:
         """The text of the first other answer with the highest reward, if rewards differ."""
         best = max(group.rewards)
-        if min(group.rewards) == best:
-            return None
         others = (item for item in group.trajectories if item.reward == best and item is not trajectory)
         success = next((other for other in others if not other.missing and not other.filled), None)
-        if success is None:
+        if success is None or min(group.rewards) == best:
             return None
         sampled = [token for token, own in zip(success.response_ids, success.loss_mask, strict=True) if own]
         return str(self.tokenizer.decode(sampled, skip_special_tokens=True))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from math import floor
-from statistics import fmean, pstdev
+from statistics import fmean, pstdev, quantiles
 
 from skyrl.trajectory import Trajectory, TrajectoryGroup
 
@@ -29,9 +28,8 @@ def measure(groups: Sequence[TrajectoryGroup]) -> Metrics:
 
 
 def _lengths(rows: Sequence[Trajectory]) -> Metrics:
-    rows_of_each = [row.token_rows for row in rows]
     counts = [row.length for row in rows]
-    sampled = [sum(sum(token_row.loss_mask) for token_row in token_rows) for token_rows in rows_of_each]
+    sampled = [sum(sum(token_row.loss_mask) for token_row in row.token_rows) for row in rows]
     rewards = [row.reward for row in rows]
     good = [index for index, reward in enumerate(rewards) if reward != 0]
     bad = [index for index, reward in enumerate(rewards) if reward == 0]
@@ -98,7 +96,8 @@ def _times(rows: Sequence[Trajectory]) -> Metrics:
     metrics: Metrics = {}
     for name, seconds in parts.items():
         stem = f"generate/trajectory_time_{name}"
-        metrics |= {f"{stem}_mean": fmean(seconds), f"{stem}_p90": _p90(seconds), f"{stem}_max": max(seconds)}
+        deciles = quantiles(seconds, n=10, method="inclusive") if len(seconds) > 1 else seconds  # of one: itself
+        metrics |= {f"{stem}_mean": fmean(seconds), f"{stem}_p90": deciles[-1], f"{stem}_max": max(seconds)}
     return metrics
 
 
@@ -124,22 +123,9 @@ def count_failures(groups: Sequence[TrajectoryGroup]) -> Metrics:
 
 
 def _spread(name: str, counts: Sequence[int]) -> Metrics:
-    return {
-        name.format("min"): min(counts),
-        name.format("max"): max(counts),
-        name.format("avg"): fmean(counts),
-        name.format("std"): pstdev(counts),
-    }
+    statistics: Mapping[str, Callable[[Sequence[int]], float]] = {"min": min, "max": max, "avg": fmean, "std": pstdev}
+    return {name.format(key): statistic(counts) for key, statistic in statistics.items()}
 
 
 def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
-
-
-def _p90(values: Sequence[float]) -> float:
-    """The 90th percentile, by linear interpolation between neighbours."""
-    ordered = sorted(values)
-    position = 0.9 * (len(ordered) - 1)
-    below = floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])

@@ -30,13 +30,12 @@ import attrs
 from attrs import define, frozen
 
 from skyrl.config import AlgorithmConfig, GeneratorConfig
-from skyrl.data.cursor import PromptCursor
+from skyrl.data.cursor import PromptCursor, StreamCursor
 from skyrl.data.group_lines import as_object, group_of
-from skyrl.data.stream_cursor import StreamCursor
 from skyrl.errors import RunError
 from skyrl.planning.staleness import room_for_groups
 from skyrl.rollout.batch_filter import Batch, BatchFilter
-from skyrl.rollout.gates import Gate, Gates
+from skyrl.rollout.filters import Gate, Gates
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.trajectory import Prompt, TokenRow, Trajectory, TrajectoryGroup
 
@@ -96,12 +95,7 @@ class _StartedGroup:
     def newest_version(self) -> int:
         """The newest version that sampled a token of the group; while it is being sampled, the one that started it."""
         rows = () if self.group is None else self.group.trajectories
-        return max(
-            [
-                self.version,
-                *(version for row in rows for token_row in row.token_rows for version in token_row.weight_versions),
-            ]
-        )
+        return max([self.version, *(version for row in rows for version in row.versions)])
 
     def as_stored(self) -> dict[str, Any]:
         """A finished group as a checkpoint stores it."""
@@ -133,7 +127,9 @@ class GroupStream:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
-        self._version = self._number = self._consumed = 0
+        self._version = self._number = 0
+        self.consumed = 0
+        """Groups handed over since the start of the run."""
         self._trained_by_schedule = 0  # version x batch: the groups that fill the batches up to this version
         self._accepted_count = self._refused_count = 0  # groups that ended since the start of the session
         self._closed = False
@@ -150,11 +146,6 @@ class GroupStream:
     def waiting(self) -> int:
         """Groups that are finished and not trained on."""
         return len(self._started) - self.running
-
-    @property
-    def consumed(self) -> int:
-        """Groups handed over since the start of the run."""
-        return self._consumed
 
     @property
     def room(self) -> int:
@@ -205,7 +196,7 @@ class GroupStream:
                 limits = self._limits
                 raise RunError(
                     f"{self.waiting} groups are ready, a batch has {limits.batch}, and no other may begin: the engines "
-                    f"hold version {self._version}, {self._consumed} groups were handed over, staleness "
+                    f"hold version {self._version}, {self.consumed} groups were handed over, staleness "
                     f"{limits.staleness}, queue {limits.queue}, {limits.total} groups in the whole run"
                 )
             # The deadline moves only when a group that may be trained on has ended: refused ones are no progress.
@@ -221,7 +212,7 @@ class GroupStream:
         batch = self._oldest_finished()
         for entry in batch:
             del self._started[entry.number]
-        self._consumed += len(batch)
+        self.consumed += len(batch)
         self._trained_by_schedule = (version + 1) * self._limits.batch
         self._start_groups()  # the places of the batch are free
         return [(entry.group, entry.version) for entry in batch if entry.group is not None]
@@ -237,15 +228,14 @@ class GroupStream:
 
     def state(self) -> dict[str, Any]:
         """The state that a checkpoint stores: finished groups, and the prompts that have to be sampled (again)."""
-        unfinished = [entry.prompt for entry in self._started.values() if entry.group is None]
-        draws = [entry.draw for entry in self._started.values() if entry.group is None]
-        finished = [entry.as_stored() for entry in self._started.values() if entry.group is not None]
+        started = self._started.values()
+        prompts = [*((entry.draw, entry.prompt) for entry in started if entry.group is None), *self._prompts]
         return {
             "cursor": self._cursor.state(),
-            "prompts": self._cursor.as_stored([*unfinished, *(prompt for _, prompt in self._prompts)]),
-            "draws": [*draws, *(draw for draw, _ in self._prompts)],
-            "finished": finished,
-            "consumed": self._consumed,
+            "prompts": self._cursor.as_stored([prompt for _, prompt in prompts]),
+            "draws": [draw for draw, _ in prompts],
+            "finished": [entry.as_stored() for entry in started if entry.group is not None],
+            "consumed": self.consumed,
             "trained": self._trained_by_schedule,
         }
 
@@ -260,7 +250,7 @@ class GroupStream:
         prompts = self._cursor.of_stored(state["prompts"])
         draws = state.get("draws", [0] * len(state["prompts"]))  # absent from checkpoints before there were samplers
         self._prompts = deque(zip(draws, prompts, strict=True))
-        self._consumed, self._trained_by_schedule = int(state["consumed"]), int(state["trained"])
+        self.consumed, self._trained_by_schedule = int(state["consumed"]), int(state["trained"])
         for stored in state["finished"]:
             group = group_of(stored["group"])
             self._add(stored.get("draw", 0), group.prompt, int(stored["version"]), 0.0).group = group
@@ -313,21 +303,16 @@ class GroupStream:
                 first = self._cursor.drawn
                 self._prompts.extend(enumerate(self._cursor.take(), first))
             draw, prompt = self._prompts.popleft()
+            # How often these weights sampled the prompt before, groups of a checkpoint included: each time with other
+            # random numbers.
+            kept = sum(item.prompt.id == prompt.id and item.version == self._version for item in self._started.values())
+            repeat = max(self._repeats[prompt.id], kept)
+            self._repeats[prompt.id] = repeat + 1
             loop = asyncio.get_running_loop()
-            repeat = self._next_repeat(prompt)
             entry = self._add(draw, prompt, self._version, loop.time())
             entry.task = loop.create_task(self._run(entry, repeat))
             self._tasks.add(entry.task)
             entry.task.add_done_callback(self._tasks.discard)
-
-    def _next_repeat(self, prompt: Prompt) -> int:
-        """How often these weights sampled the prompt before, groups of the checkpoint included: each time with other
-        random numbers.
-        """
-        count = sum(item.prompt.id == prompt.id and item.version == self._version for item in self._started.values())
-        repeat = max(self._repeats[prompt.id], count)
-        self._repeats[prompt.id] = repeat + 1
-        return repeat
 
     def _add(self, draw: int, prompt: Prompt, version: int, started_at: float) -> _StartedGroup:
         self._number += 1
@@ -338,7 +323,7 @@ class GroupStream:
         """Sample a group; an error reaches the waiting trainer, unless the group was given up meanwhile."""
         try:
             group = await self._sample(entry.prompt, entry.version, repeat)
-            if entry.number in self._started:  # it was not given up meanwhile
+            if entry.number in self._started:
                 self._cursor.observe(entry.draw, group.judged_rewards)
                 if self._accept(group):
                     entry.group = group
@@ -350,14 +335,12 @@ class GroupStream:
         except asyncio.CancelledError:
             if entry.number not in self._started or self._closed:
                 raise
-            self._fail(entry, RunError(f"the sampling of prompt {entry.prompt.id} was cancelled, but not by the run"))
+            message = f"the sampling of prompt {entry.prompt.id} was cancelled, but not by the run"
+            self._failure = self._failure or RunError(message)
         except Exception as error:  # noqa: BLE001 - see above
-            self._fail(entry, error)
+            if entry.number in self._started:
+                self._failure = self._failure or error
         self._changed.set()
-
-    def _fail(self, entry: _StartedGroup, error: Exception) -> None:
-        if entry.number in self._started:
-            self._failure = self._failure or error
 
     def _stalled(self, version: int, refused: int) -> str:
         now, limits = asyncio.get_running_loop().time(), self._limits
@@ -428,7 +411,6 @@ class StreamingRollouts:
         groups = [group for group, _ in batch]
         lags = [version - start_version for _, start_version in batch]
         rows = [row for group in groups for row in group.trajectories]
-        versions = [len({v for token_row in row.token_rows for v in token_row.weight_versions}) for row in rows]
         self._metrics = {
             "async/staleness_mean": fmean(lags),
             "async/staleness_max": max(lags),
@@ -440,12 +422,16 @@ class StreamingRollouts:
             "async/groups_refused": self._refused_since_batch,
             "async/groups_resampled": self._stream.resampled,
             "async/room": self._stream.room,
-            "async/trajectories_of_several_versions": sum(number > 1 for number in versions),
+            "async/trajectories_of_several_versions": sum(len(row.versions) > 1 for row in rows),
             **self._gates.metrics(),
         }
         self._gates.left_out.clear()
         self._refused_since_batch = self._stream.resampled = 0
-        return tuple(map(_mask_older_in_group, groups)) if self._mask_older else tuple(groups)
+        if self._mask_older:
+            groups = [
+                attrs.evolve(group, trajectories=tuple(map(_mask_older_tokens, group.trajectories))) for group in groups
+            ]
+        return tuple(groups)
 
     async def _sample(self, prompt: Prompt, version: int, repeat: int) -> TrajectoryGroup:
         return await self._session.group(prompt, weight_version=version, attempt=repeat)
@@ -492,15 +478,11 @@ class StreamingRollouts:
         await self._stream.close()
 
 
-def _mask_older_in_group(group: TrajectoryGroup) -> TrajectoryGroup:
-    return attrs.evolve(group, trajectories=tuple(map(_mask_older_tokens, group.trajectories)))
-
-
 def _mask_older_tokens(row: Trajectory) -> Trajectory:
     """A copy of the trajectory in which only tokens of its newest weights are trained on."""
-    newest = max((version for token_row in row.token_rows for version in token_row.weight_versions), default=0)
+    newest = max(row.versions, default=0)
 
-    def mask(token_row: TokenRow | Trajectory) -> tuple[int, ...]:
+    def mask(token_row: TokenRow) -> tuple[int, ...]:
         drawn = zip(token_row.loss_mask, token_row.weight_versions, strict=True)
         return tuple(trained if version == newest else 0 for trained, version in drawn)
 

@@ -15,28 +15,15 @@ from attrs import evolve, frozen
 
 from skyrl.chats.continuation import FIXED
 from skyrl.chats.ends import ANSWER
+from skyrl.chats.examples import ADD, assistant, call, result, user
 from skyrl.chats.rendering import Message, Template
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.config import GeneratorConfig
 from skyrl.errors import DataError
 
-_ASKED: Message = {"role": "user", "content": "What is 2+2?"}
-_SURE: Message = {"role": "user", "content": "Are you sure?"}
+_ASKED: Message = user("What is 2+2?")
+_SURE: Message = user("Are you sure?")
 
-TOOL: Mapping[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-            "required": ["a", "b"],
-        },
-    },
-}
-_CALL = {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 2}}}
-CALLS: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+CALLS: Message = assistant("", tool_calls=[call(a=2, b=2)])
 """A tool call in the form that Hugging Face's templates take; the sampled text is what the template writes for it."""
 
 
@@ -54,14 +41,14 @@ class Dialogue:
 
 _SYSTEM: Message = {"role": "system", "content": "Be short."}
 _THOUGHT = "<think>\nTwo and two.\n</think>\n\nFour."
-_RESULT: Message = {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": "4"}
-_QUESTIONS: Sequence[Message] = tuple({"role": "user", "content": f"And {n}+{n}?"} for n in range(3, 7))
+_RESULT: Message = result("4")
+_QUESTIONS: Sequence[Message] = tuple(user(f"And {n}+{n}?") for n in range(3, 7))
 
 DIALOGUES: Mapping[str, Dialogue] = {
     "two turns": Dialogue(turns=("Four.", "Yes."), observations=(_SURE,)),
     "thoughts in the first turn": Dialogue(turns=(_THOUGHT, "Yes."), observations=(_SURE,)),
     "a tool's answer": Dialogue(turns=("I shall look.", "Four."), observations=({"role": "tool", "content": "4"},)),
-    "a call of a tool": Dialogue(turns=(CALLS, "Four."), observations=(_RESULT,), tools=(TOOL,)),
+    "a call of a tool": Dialogue(turns=(CALLS, "Four."), observations=(_RESULT,), tools=(ADD,)),
     "a system message": Dialogue(opening=(_SYSTEM, _ASKED), turns=("Four.", "Yes."), observations=(_SURE,)),
     "white space around an answer": Dialogue(turns=("\n Four. \n", "Yes."), observations=(_SURE,)),
     "five turns": Dialogue(turns=("Four.", "Six.", "Eight.", "Ten.", "Twelve."), observations=_QUESTIONS),
@@ -69,7 +56,7 @@ DIALOGUES: Mapping[str, Dialogue] = {
         opening=(_SYSTEM, _ASKED),
         turns=(CALLS, _THOUGHT, CALLS, "Six.\n", "Yes."),
         observations=(_RESULT, _QUESTIONS[0], _RESULT, _SURE),
-        tools=(TOOL,),
+        tools=(ADD,),
     ),
 }
 
@@ -87,10 +74,9 @@ class TemplateVerdict:
     """Text that the template writes there for the whole conversation, or the reason why it refuses the dialogue."""
 
 
-def check_template(tokenizer: ChatTokenizer, config: GeneratorConfig | None = None) -> tuple[TemplateVerdict, ...]:
-    """A verdict for each dialogue of `DIALOGUES`; `config` gives `chat_template_kwargs`."""
-    arguments = (config or GeneratorConfig()).chat_template_kwargs
-    template = Template(tokenizer=tokenizer, arguments=arguments)
+def check_template(tokenizer: ChatTokenizer) -> tuple[TemplateVerdict, ...]:
+    """A verdict for each dialogue of `DIALOGUES`."""
+    template = Template(tokenizer=tokenizer, arguments={})
     return tuple(_verdict(template, name) for name in DIALOGUES)
 
 

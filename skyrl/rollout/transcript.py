@@ -28,21 +28,19 @@ class Transcript:
     def copy(self) -> Transcript:
         """The transcript as it is now, which later turns of this one do not change."""
         duplicate = self.restarted(self.prompt_ids)
-        duplicate.response_ids, duplicate.sampled, duplicate.logprobs = (
-            [*self.response_ids],
-            [*self.sampled],
-            [*self.logprobs],
-        )
-        duplicate.versions, duplicate.rewards, duplicate.routed_experts = (
-            [*self.versions],
-            [*self.rewards],
-            self.routed_experts,
-        )
+        for column, own in zip(duplicate._columns, self._columns, strict=True):
+            column += own
+        duplicate.rewards, duplicate.routed_experts = [*self.rewards], self.routed_experts
         return duplicate
 
     def restarted(self, prompt_ids: tuple[int, ...]) -> Transcript:
         """An empty transcript for another prompt, with log-probabilities if this one has them."""
         return Transcript(prompt_ids, with_logprobs=self._with_logprobs)
+
+    @property
+    def _columns(self) -> tuple[list[Any], ...]:
+        """Lists with an entry for each token of the response; log-probabilities may be left out."""
+        return self.response_ids, self.sampled, self.logprobs, self.versions, self.engines
 
     @property
     def input_ids(self) -> tuple[int, ...]:
@@ -51,13 +49,20 @@ class Transcript:
 
     def sample(self, completion: Completion) -> None:
         """Append a turn of the policy. Raises `RunError` if the engine's answer is incomplete."""
-        _refuse_broken(completion, with_logprobs=self._with_logprobs)
+        count, logprobs = len(completion.token_ids), completion.logprobs
+        if count != len(completion.weight_versions) or (self._with_logprobs and count != len(logprobs)):
+            raise RunError(
+                f"the engine gave {count} tokens with {len(logprobs)} log-probabilities and "
+                f"{len(completion.weight_versions)} weight versions: they have to be as many"
+            )
+        if max(logprobs, default=0.0) > 1e-3 or not math.isfinite(sum(logprobs)):  # in C, both
+            raise RunError("the engine returned an invalid log-probability: NaN, infinity, or above 0")
         self._route(completion)
         self.response_ids += completion.token_ids
-        self.sampled += [1] * len(completion.token_ids)
-        self.logprobs += completion.logprobs if self._with_logprobs else ()
+        self.sampled += [1] * count
+        self.logprobs += logprobs if self._with_logprobs else ()
         self.versions += completion.weight_versions
-        self.engines += [completion.engine] * len(completion.token_ids)
+        self.engines += [completion.engine] * count
 
     def place(self, token_ids: tuple[int, ...]) -> None:
         """Append tokens of the environment or the template; their version is that of the turn before them."""
@@ -71,8 +76,7 @@ class Transcript:
         """Remove the newest tokens, without which the conversation continues. A reward on them moves to the token that
         is then the last.
         """
-        columns: tuple[list[Any], ...] = (self.response_ids, self.sampled, self.versions, self.engines)
-        for column in (*columns, *([self.logprobs] if self._with_logprobs else [])):
+        for column in self._columns:
             del column[len(column) - count :]
         last = len(self.response_ids) - 1
         self.rewards = [TurnReward(token=min(turn.token, last), reward=turn.reward) for turn in self.rewards]
@@ -107,14 +111,3 @@ class Transcript:
     def credit(self, reward: float) -> None:
         """Give the reward of a turn to its last token, which is the newest one."""
         self.rewards.append(TurnReward(token=len(self.response_ids) - 1, reward=reward))
-
-
-def _refuse_broken(completion: Completion, *, with_logprobs: bool) -> None:
-    count = len(completion.token_ids)
-    if count != len(completion.weight_versions) or (with_logprobs and count != len(completion.logprobs)):
-        raise RunError(
-            f"the engine gave {count} tokens with {len(completion.logprobs)} log-probabilities and "
-            f"{len(completion.weight_versions)} weight versions: they have to be as many"
-        )
-    if max(completion.logprobs, default=0.0) > 1e-3 or not math.isfinite(sum(completion.logprobs)):  # in C, both
-        raise RunError("the engine returned an invalid log-probability: NaN, infinity, or above 0")

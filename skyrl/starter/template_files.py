@@ -26,14 +26,11 @@ TEMPLATES = {
 """Name of each template -> what it is for."""
 
 
-_CHANGE = "Edit `{file}`, whose reward decides what is learned"
 _LOOK = "`skyrl view runs/{name}` shows what the model answered, `skyrl eval runs/{name}` scores it, and "
-_TEST = "; `pytest` runs `{test}`"
 _CALLS = (
     " The small model has seen only this tool, in the example chats of `prepare.py`: for another tool,\n"
     "   give it examples of your own there and run it again, or take a model that calls tools."
 )
-_DEMONSTRATE = "The model learns from the rows alone: write rows of your own, as below."
 
 SCHEMA = "skyrl.schema.json"
 """File with the schema of the configuration, which the first line of `run.toml` names."""
@@ -77,9 +74,10 @@ def _task(texts: Mapping[str, str]) -> str:
     tests = [name for name in texts if name.startswith("test_")]
     own = [name for name in texts if name.endswith(".py") and name not in (*tests, "prepare.py")]
     if not own:
-        return _DEMONSTRATE
+        return "The model learns from the rows alone: write rows of your own, as below."
     calls = _CALLS if "shelf_example" in texts["prepare.py"] else ""
-    return _CHANGE.format(file=own[0]) + "".join(_TEST.format(test=test) for test in tests) + "." + calls
+    run_tests = "".join(f"; `pytest` runs `{test}`" for test in tests)
+    return f"Edit `{own[0]}`, whose reward decides what is learned{run_tests}.{calls}"
 
 
 def _schema(run: str) -> str:

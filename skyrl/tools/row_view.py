@@ -12,10 +12,9 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.chats.view import marked_text
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.loading.kinds import kind_named, kind_of
-from skyrl.data.answer_pairs import LabelledRow, PairRow, RankedRow
 from skyrl.data.row_streams import rows_in_order
 from skyrl.data.sources import BadRow, Row, checked_rows, place_of
-from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
+from skyrl.data.tokenized_rows import LabelledRow, PairRow, PreferenceRow, RankedRow, SupervisedRow
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.sampling import columns_of, prompt_maker

@@ -7,11 +7,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from skyrl.tracking.notebook import NotebookPanel, is_notebook
-from skyrl.tracking.run_progress import clock
+from skyrl.tracking.run_progress import step_line
 from skyrl.tracking.tracker import TrackedRun
 
 if TYPE_CHECKING:
@@ -31,7 +31,11 @@ class Console:
         self._first = first_step
         self._stream = stream or sys.stderr
         self._started = time.monotonic()
-        self._live = _live_panel(folder) if folder is not None and self._stream.isatty() else None
+        self._live: LivePanel | None = None
+        if folder is not None and self._stream.isatty():
+            from skyrl.tracking.watching import LivePanel  # rich is slow to import, and only terminals need it
+
+            self._live = LivePanel(folder, redirect_stdout=sys.stdout.isatty())  # not what is redirected to a file
         self._notebook = NotebookPanel(total_steps) if stream is None and is_notebook() else None
 
     @classmethod
@@ -40,43 +44,51 @@ class Console:
         return cls(run.total_steps, run.first_step, folder=run.folder)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        text = self._describe(step, metrics)
+        left = None
+        if step > self._first:
+            left = (time.monotonic() - self._started) / (step - self._first) * (self._total - step)
+        text = step_line(step, self._total, metrics, left)
         is_evaluated = bool(metrics.keys() & {"eval/all/avg_score", "eval/all/loss"})
         if self._notebook is not None:
             self._notebook.show(step, text, keep=is_evaluated)
-        elif self._live is None or is_evaluated:
-            self._say(text)
+        elif self._live is None:
+            print(text, file=self._stream, flush=True)
+        elif is_evaluated:
+            self._live.console.print(text, highlight=False)
 
     def close(self) -> None:
         if self._live is not None:
             self._live.close()
             self._live = None
 
-    def _say(self, text: str) -> None:
-        if self._live is not None:
-            self._live.console.print(text, highlight=False)
+
+def is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook. Imports nothing."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+class NotebookPanel:
+    """A bar, the line of the last step, and the lines of evaluations above it."""
+
+    def __init__(self, total_steps: int) -> None:
+        self._total = total_steps
+        self._evaluations: list[str] = []
+        self._handle: Any = None
+        """The output, as `IPython.display.display` gives it; None before the first step."""
+
+    def show(self, step: int, text: str, *, keep: bool) -> None:
+        """Show the line of a step; with `keep`, it stays when the next one comes."""
+        from IPython.display import HTML, display
+
+        if keep:
+            self._evaluations.append(text)
+        lines = self._evaluations if keep else [*self._evaluations, text]
+        html = HTML(
+            f'<progress value="{step}" max="{self._total}" style="width:40em"></progress>'
+            f'<pre style="margin:0">{escape(chr(10).join(lines))}</pre>'
+        )
+        if self._handle is None:
+            self._handle = display(html, display_id=True)
         else:
-            print(text, file=self._stream, flush=True)
-
-    def _describe(self, step: int, metrics: Mapping[str, float]) -> str:
-        parts = [f"step {step:>{len(str(self._total))}}/{self._total}"]
-        if "reward/avg_raw_reward" in metrics:
-            parts.append(f"reward {metrics['reward/avg_raw_reward']:.3f}")
-        if "train/loss" in metrics:
-            parts.append(f"loss {metrics['train/loss']:.3f}")
-        if "trainer/tokens_per_second" in metrics:
-            parts.append(f"{metrics['trainer/tokens_per_second']:,.0f} tokens/s")
-        if step > self._first:
-            left = (time.monotonic() - self._started) / (step - self._first) * (self._total - step)
-            parts.append(f"{clock(left)} left")
-        if "eval/all/avg_score" in metrics:
-            parts.append(f"evaluation {metrics['eval/all/avg_score']:.3f}")
-        if "eval/all/loss" in metrics:
-            parts.append(f"evaluation loss {metrics['eval/all/loss']:.3f}")
-        return "  ".join(parts)
-
-
-def _live_panel(folder: Path) -> LivePanel:
-    from skyrl.tracking.watching import LivePanel  # rich is slow to import, and only terminals need it
-
-    return LivePanel(folder, redirect_stdout=sys.stdout.isatty())  # output redirected to a file stays there
+            self._handle.update(html)

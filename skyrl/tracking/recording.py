@@ -14,7 +14,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -200,7 +200,31 @@ class Recording:
 
     def _expect(self, step: int) -> None:
         if not self._path(step, _LAST).is_file():
-            raise DataError(f"step {step} is not in the recording {self.folder} ({_steps_text(self.steps())})")
+            steps = self.steps()
+            extent = f"it has the steps {steps[0]} to {steps[-1]}" if steps else "it is empty"
+            raise DataError(f"step {step} is not in the recording {self.folder} ({extent})")
+
+
+class BatchDump:
+    """A `Sink` of traced steps that writes the tensors of each batch, for debugging: `global_step_<n>.safetensors`.
+
+    Tensors are (B, L) under the names of `TrainingBatch`: tokens, mask, log-probabilities, rewards, advantages.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write_sampled(self, step: int, sampled: SampledBatch) -> None:
+        """Does nothing: the samples are in the run's folder."""
+
+    def write_computed(self, computed: Computed) -> None:
+        """Write the batch. Raises `RunError` if it cannot be written."""
+        path = self._folder / f"global_step_{computed.step}.safetensors"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_tensors(path, computed.tensors)
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"the batch of step {computed.step} cannot be written to {path}: {error}") from error
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -244,7 +268,3 @@ def _group(path: Path, number: int, row: Mapping[str, Any]) -> TrajectoryGroup:
 
 def _plain(metrics: Mapping[str, float]) -> dict[str, float | str]:
     return {name: value if isfinite(value) else str(value) for name, value in metrics.items()}
-
-
-def _steps_text(steps: Sequence[int]) -> str:
-    return f"it has the steps {steps[0]} to {steps[-1]}" if steps else "it is empty"

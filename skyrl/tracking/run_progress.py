@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import Any, BinaryIO
+from typing import Any
 
 import attrs
 
@@ -34,7 +34,7 @@ _TAIL = 4 << 20
 """Bytes at the end of the metrics that the first look reads: a thousand steps, the last evaluation among them."""
 
 _WHOLE = "timing/step"
-_BESIDE = ("timing/eval", "timing/save_checkpoints")
+BESIDE_STEPS = ("timing/eval", "timing/save_checkpoints")
 """Times that are measured outside of a step's own time."""
 
 
@@ -85,16 +85,12 @@ def now_in(folder: Path) -> Now | None:
     try:
         for _ in range(2):  # again if its process is gone: it may have ended properly after the first look
             now = Now.read(stored_text(folder / FILE))
-            if not _is_gone(now):
+            is_here = bool(now.process) and now.host == socket.gethostname()
+            if now.state != "running" or not is_here or lives(now.process):
                 return now
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # not written yet, or damaged
         return None
     return attrs.evolve(now, state=GONE)
-
-
-def _is_gone(now: Now) -> bool:
-    is_here = bool(now.process) and now.host == socket.gethostname()
-    return now.state == "running" and is_here and not lives(now.process)
 
 
 class RunProgress:
@@ -153,7 +149,7 @@ class RunProgress:
     @property
     def phase_seconds(self) -> dict[str, float]:
         """Seconds of each phase of the last step."""
-        outside = (_WHOLE, *_BESIDE, "timing/all_steps")
+        outside = (_WHOLE, *BESIDE_STEPS, "timing/all_steps")
         timings = {
             name: value for name, value in self.last.items() if name.startswith("timing/") and name not in outside
         }
@@ -168,7 +164,10 @@ class RunProgress:
                 if size < self._place or inode != self._inode:
                     self._forget()
                     self._inode = inode
-                    self._place = _start_of_tail(lines, size)
+                    if size > _TAIL:  # go on from the first line that begins among the last bytes
+                        lines.seek(size - _TAIL - 1)
+                        lines.readline()
+                        self._place = lines.tell()
                 lines.seek(self._place)
                 for line in complete_lines(lines):
                     self._place += len(line)
@@ -191,23 +190,28 @@ class RunProgress:
             if name in self.last:
                 self.evaluation = self.step, float(self.last[name])
         if _WHOLE in self.last:
-            seconds = sum(float(self.last.get(name, 0.0)) for name in (_WHOLE, *_BESIDE))
+            seconds = sum(float(self.last.get(name, 0.0)) for name in (_WHOLE, *BESIDE_STEPS))
             self._seconds.append((self.step, seconds))
         self.on_step()
-
-
-def _start_of_tail(lines: BinaryIO, size: int) -> int:
-    """Position of the first line that begins among the last `_TAIL` bytes."""
-    if size <= _TAIL:
-        return 0
-    lines.seek(size - _TAIL - 1)
-    lines.readline()
-    return lines.tell()
 
 
 def _is_usual(value: float) -> bool:
     """Whether a number can be computed with and shown; a file may hold infinity, or more digits than a float takes."""
     return -_LARGEST < value < _LARGEST
+
+
+def step_line(step: int, total: int, metrics: Mapping[str, float], seconds_left: float | None) -> str:
+    """A step in one line: reward or loss, speed, time left, and evaluation, as far as they are known."""
+    parts = [f"step {step:>{len(str(total))}}/{total}"]
+    for name, label in (("reward/avg_raw_reward", "reward"), ("train/loss", "loss")):
+        parts += [f"{label} {metrics[name]:.3f}"] if name in metrics else []
+    if "trainer/tokens_per_second" in metrics:
+        parts.append(f"{metrics['trainer/tokens_per_second']:,.0f} tokens/s")
+    if seconds_left is not None:
+        parts.append(f"{clock(seconds_left)} left")
+    for name, label in (("eval/all/avg_score", "evaluation"), ("eval/all/loss", "evaluation loss")):
+        parts += [f"{label} {metrics[name]:.3f}"] if name in metrics else []
+    return "  ".join(parts)
 
 
 def clock(seconds: float) -> str:

@@ -71,32 +71,20 @@ Decode = Callable[[Sequence[int]], str]
 """Function from token ids to text."""
 
 
-class SampleFiles:
-    """Both files of one run. Awaiting `finished` limits unwritten data to one step."""
+class SampleFiles(BackgroundWriter):
+    """Both files of one run, and their writer. Awaiting `finished` limits unwritten data to one step."""
 
     def __init__(self, lines: JsonLines, tokens: TokenFiles) -> None:
+        super().__init__()
         self.lines, self.tokens = lines, tokens
-        self._writer = BackgroundWriter()
 
     def sink(self, decode: Decode, most: int) -> SampleSink:
         """Receiver of the samples of steps; at most `most` of each step are kept, -1 for all."""
         return SampleSink(self, decode, most)
 
-    def submit(self, job: Callable[[], None]) -> None:
-        """Run `job` on the writer's thread. Raises the exception of an earlier job that failed."""
-        self._writer.submit(job)
-
-    async def finished(self) -> None:
-        """Return once everything is written. Raises the error of a failed write, such as `OSError` for a full disk."""
-        await self._writer.finished()
-
-    def close(self) -> None:
-        """Write everything that is pending, and end the thread."""
-        self._writer.close()
-
     def forget_after(self, step: int) -> list[int]:
         """Delete the samples of later steps. Returns the steps that have lost lines: more samples have tokens."""
-        self._writer.finish()
+        self.finish()
         lines = self.lines.forget_after(step)
         return sorted(item for item in self.tokens.forget_after(step) if lines[item] < self.tokens.samples(item))
 

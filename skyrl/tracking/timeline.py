@@ -13,6 +13,7 @@ from typing import Any
 
 from skyrl.processes.progress import Progress, Span
 from skyrl.tracking.jsonlines import JsonLines
+from skyrl.tracking.tracker import Tracker
 
 FILE = "timeline.jsonl"
 """Name of the file in the run's folder."""
@@ -21,7 +22,7 @@ _PHASES = "phases"
 _AROUND = "step"
 
 
-class Timeline:
+class Timeline(Tracker):
     """A `Tracker` that collects the spans of some steps and writes them when the step is recorded."""
 
     def __init__(self, lines: JsonLines, progress: Progress, steps: Collection[int], first_step: int) -> None:
@@ -41,9 +42,6 @@ class Timeline:
             begin = min(span.began for span in spans)
             rounded = [[span.target, round(span.began - begin, 6), round(span.ended - begin, 6)] for span in spans]
             self._lines.append({"step": step, "spans": rounded})
-
-    def close(self) -> None:
-        """Does nothing: each step is written when it ends."""
 
 
 def chrome_trace(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -16,7 +16,8 @@ class Tracker(Protocol):
         """Log the metrics of one step, by name; step 0 holds the metrics from before training."""
 
     def close(self) -> None:
-        """Flush: everything logged has been stored when this returns."""
+        """Flush: everything logged has been stored when this returns. Does nothing by default."""
+        return  # with a body, no subclass has to define it
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +38,7 @@ class TrackedRun:
     """Step that the session starts from; above 0 in a resumed run."""
 
 
-class LastMetrics:
+class LastMetrics(Tracker):
     """Remembers the metrics of the last step."""
 
     def __init__(self) -> None:
@@ -45,9 +46,6 @@ class LastMetrics:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.metrics = dict(metrics)
-
-    def close(self) -> None:
-        """Does nothing: no resource is held."""
 
 
 class Trackers:

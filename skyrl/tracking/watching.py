@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from skyrl.errors import UserError
-from skyrl.tracking.run_progress import FILE, RunProgress, clock
+from skyrl.tracking.run_progress import FILE, RunProgress, clock, step_line
 
 LOOK_EVERY = 0.5
 """Seconds between two reads of the folder."""
@@ -47,17 +47,12 @@ class LivePanel:
 
 def show(folder: Path) -> None:
     """Print the panel once, to standard output."""
-    run = RunProgress(folder)
-    run.look()
-    _refuse_strange(folder)
-    Console().print(panel(run))
+    Console().print(panel(_progress_in(folder)))
 
 
 def progress_of(folder: Path) -> dict[str, object]:
     """State, step, planned steps, estimated seconds left and last metrics of a run. Raises `UserError`."""
-    run = RunProgress(folder)
-    run.look()
-    _refuse_strange(folder)
+    run = _progress_in(folder)
     return {
         "state": run.state,
         "step": run.step,
@@ -67,9 +62,12 @@ def progress_of(folder: Path) -> dict[str, object]:
     }
 
 
-def _refuse_strange(folder: Path) -> None:
+def _progress_in(folder: Path) -> RunProgress:
+    run = RunProgress(folder)
+    run.look()
     if not (folder / FILE).is_file():
         raise UserError(f"{folder} contains no {FILE}: it is not the folder of a run of this version")
+    return run
 
 
 def follow(folder: Path, say: Callable[[str], None], ended: threading.Event, *, look_every: float = LOOK_EVERY) -> str:
@@ -78,9 +76,7 @@ def follow(folder: Path, say: Callable[[str], None], ended: threading.Event, *, 
 
     Raises `UserError` if no run has written its progress into the folder.
     """
-    run = RunProgress(folder)
-    run.look()
-    _refuse_strange(folder)
+    run = _progress_in(folder)
     if run.last:
         say(line(run))
     run.on_step = lambda: say(line(run))
@@ -91,17 +87,7 @@ def follow(folder: Path, say: Callable[[str], None], ended: threading.Event, *, 
 
 def line(run: RunProgress) -> str:
     """The last step in one line."""
-    last, total = run.last, run.now.total_steps
-    parts = [f"step {run.step:>{len(str(total))}}/{total}"]
-    for name, label in (("reward/avg_raw_reward", "reward"), ("train/loss", "loss")):
-        parts += [f"{label} {last[name]:.3f}"] if name in last else []
-    if "trainer/tokens_per_second" in last:
-        parts.append(f"{last['trainer/tokens_per_second']:,.0f} tokens/s")
-    if run.seconds_left is not None:
-        parts.append(f"{clock(run.seconds_left)} left")
-    for name, label in (("eval/all/avg_score", "evaluation"), ("eval/all/loss", "evaluation loss")):
-        parts += [f"{label} {last[name]:.3f}"] if name in last else []
-    return "  ".join(parts)
+    return step_line(run.step, run.now.total_steps, run.last, run.seconds_left)
 
 
 _BARS = "▁▂▃▄▅▆▇█"

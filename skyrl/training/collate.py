@@ -14,8 +14,7 @@ from torch import Tensor
 from skyrl.algorithms.topk_divergence import ABSENT
 from skyrl.batch import TEACHER_IDS, TEACHER_LOGPROBS, RowTensors, TrainingBatch
 from skyrl.chats.masks import Ids, Mask
-from skyrl.data.answer_pairs import LabelledRow, PairRow, RankedRow
-from skyrl.data.tokenized_rows import LikelyTokens, PreferenceRow, SupervisedRow
+from skyrl.data.tokenized_rows import LabelledRow, LikelyTokens, PairRow, PreferenceRow, RankedRow, SupervisedRow
 from skyrl.errors import RunError
 from skyrl.models.routers import joined_choices
 from skyrl.trajectory import RowArray, TokenRow, Trajectory, TrajectoryGroup

@@ -7,8 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import SupervisedConfig
-from skyrl.data.cursor import PromptCursor
-from skyrl.data.stream_cursor import StreamCursor
+from skyrl.data.cursor import PromptCursor, StreamCursor
 from skyrl.errors import ResumeError
 from skyrl.learners.workers.learning_worker import Objective
 from skyrl.training.describe import Metrics

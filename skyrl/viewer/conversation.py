@@ -6,6 +6,8 @@ Markup of the chat template is told apart from content: from the tokens where th
 from __future__ import annotations
 
 import json
+import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import Any
@@ -13,11 +15,53 @@ from typing import Any
 from attrs import evolve, frozen
 
 from skyrl.tracking.token_file import TokenTable
-from skyrl.viewer.template_markup import Stretch, is_special, stretches
 from skyrl.viewer.token_shades import Token, shades
 
 _POLICY = ("", "assistant")
 """Roles of stretches of an answer that the policy wrote; it begins without a header."""
+
+# Markup of chat templates is recognised by its form, as the files of a run do not have the template. Known are the
+# forms of ChatML (Qwen and others), Llama 3, Gemma, GLM, Phi, DeepSeek and Harmony.
+_HEADER = (
+    r"<\|im_start\|>(\w+)\n?",
+    r"<\|start_header_id\|>(\w+)<\|end_header_id\|>\n{0,2}",
+    r"<start_of_turn>(\w+)\n?",
+    r"<\|(system|user|assistant|tool|observation|environment)\|>\n?",
+    r"<\uff5c(User|Assistant)\uff5c>",
+    r"<\|start\|>(\w+)(?:<\|channel\|>\w+)?<\|message\|>",
+)
+_TOKEN = r"<\|[\w▁-]{1,40}\|>|<\uff5c[\w▁-]{1,40}\uff5c>|<(?:start_of_turn|end_of_turn|bos|eos|pad|unk|/?s)>|\[/?INST\]"
+_MARKUP = re.compile(rf"(?:{'|'.join(_HEADER)})|(?:{_TOKEN})")
+_SPECIAL = re.compile(_TOKEN)
+
+
+@frozen(kw_only=True)
+class Stretch:
+    """Consecutive characters of a text."""
+
+    text: str
+    role: str = ""
+    """Role of the message that the text belongs to; empty before the first header."""
+
+    is_markup: bool = False
+
+
+def is_special(text: str) -> bool:
+    """Whether the text of one token has the form of a special token."""
+    return bool(_SPECIAL.fullmatch(text))
+
+
+def stretches(text: str) -> Iterator[Stretch]:
+    """The text in stretches of content and of markup. White space between two stretches of markup is markup."""
+    role, end = "", 0
+    for match in _MARKUP.finditer(text):
+        if between := text[end : match.start()]:
+            yield Stretch(text=between, role=role, is_markup=not between.strip())
+        role = next((name.lower() for name in match.groups() if name), role)
+        yield Stretch(text=match[0], role=role, is_markup=True)
+        end = match.end()
+    if rest := text[end:]:
+        yield Stretch(text=rest, role=role, is_markup=bool(end) and not rest.strip())
 
 
 @frozen(kw_only=True)
@@ -192,16 +236,14 @@ def _tokens(table: TokenTable, number: int) -> list[Token]:
         strict=True,
     )
     return [
-        Token(text=table.pieces.get(id, "�"), id=id, sampled=sampled, version=version, logprob=logprob)
-        if not sampled
-        else Token(
+        Token(
             text=table.pieces.get(id, "�"),
             id=id,
-            sampled=True,
+            sampled=sampled,
             version=version,
             logprob=logprob,
-            learner=learner,
-            advantage=advantage,
+            learner=learner if sampled else None,
+            advantage=advantage if sampled else None,
         )
         for id, sampled, version, logprob, learner, advantage in named
     ]
@@ -232,16 +274,13 @@ def _token_parts(row: Sequence[Token], mode: str) -> Iterator[Message]:
 
 def _inserted(tokens: Sequence[tuple[Token, str]]) -> Iterator[tuple[str, tuple[Fragment, ...]]]:
     """Role and fragments of each message in inserted tokens. A token belongs to the stretch that its text begins in."""
-    ends: list[tuple[int, Stretch]] = []
-    for stretch in stretches("".join(token.text for token, _ in tokens)):
-        ends.append((len(stretch.text) + (ends[-1][0] if ends else 0), stretch))
-    offset, number, marked = 0, 0, []
-    for token, shade in tokens:
-        while number < len(ends) - 1 and ends[number][0] <= offset:
-            number += 1
-        stretch = ends[number][1] if ends else Stretch(text="")
+    parts = list(stretches("".join(token.text for token, _ in tokens))) or [Stretch(text="")]
+    ends = list(accumulate(len(part.text) for part in parts))
+    offsets = accumulate((len(token.text) for token, _ in tokens), initial=0)
+    marked = []
+    for (token, shade), offset in zip(tokens, offsets, strict=False):
+        stretch = parts[min(bisect_right(ends, offset), len(parts) - 1)]
         marked.append((stretch.role, _fragment(token, shade, stretch.is_markup)))
-        offset += len(token.text)
     for role, own in groupby(marked, key=lambda pair: pair[0]):
         yield role, tuple(fragment for _, fragment in own)
 

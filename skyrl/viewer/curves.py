@@ -39,7 +39,6 @@ class Chart:
     unit: str
     metrics: tuple[str, ...]
     figure: Mapping[str, Any]
-    smooth: bool = True
 
 
 def charts(runs: Runs) -> Iterator[Chart]:
@@ -65,7 +64,6 @@ def charts(runs: Runs) -> Iterator[Chart]:
                 unit="seconds of a step",
                 metrics=("timing/...",),
                 figure=figure,
-                smooth=False,
             )
 
 
@@ -101,7 +99,8 @@ def _lines(panel: Panel, runs: Runs) -> Iterator[Trace]:
 
 
 def _scatter(steps: Sequence[int], values: Sequence[float], **more: object) -> Trace:
-    return {"type": "scatter", "x": steps, "y": _rounded(values), **more}
+    rounded = [float(f"{value:.6g}") for value in values]  # six digits are more than a chart shows
+    return {"type": "scatter", "x": steps, "y": rounded, **more}
 
 
 def _edge(steps: Sequence[int], values: Sequence[float], **fill: str) -> Trace:
@@ -112,11 +111,6 @@ def _edge(steps: Sequence[int], values: Sequence[float], **fill: str) -> Trace:
 def _faint(colour: str) -> str:
     red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.2)"
-
-
-def _rounded(values: Sequence[float]) -> list[float]:
-    """The values with six digits, more than a chart shows."""
-    return [float(f"{value:.6g}") for value in values]
 
 
 def _name(panel: Panel, number: int, runs: Runs) -> str:

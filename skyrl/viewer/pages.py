@@ -25,7 +25,7 @@ from skyrl.viewer.run_card import RunCard, run_card
 from skyrl.viewer.run_metrics import RunMetrics, Series
 from skyrl.viewer.sample_filter import ORDERS, SampleFilter
 from skyrl.viewer.sample_index import SampleIndex
-from skyrl.viewer.small_charts import SmallChart, short, small_charts
+from skyrl.viewer.small_charts import short, small_charts
 from skyrl.viewer.token_shades import MODES
 
 ON_A_PAGE = 50
@@ -166,8 +166,9 @@ class Pages:
 
     def _curves(self, runs: Mapping[str, Mapping[str, Series]]) -> dict[str, Any]:
         """Charts with a line for each run, and metrics that never change."""
+        drawn = small_charts(panels(runs))
         return {
-            "charts": [(section, list(own)) for section, own in groupby(small_charts(panels(runs)), _section)],
+            "charts": [(section, list(own)) for section, own in groupby(drawn, lambda chart: chart.panel.section)],
             "constants": [(name, short(value)) for name, value in constants(runs)],
         }
 
@@ -181,10 +182,6 @@ class Pages:
     def _scale(self) -> dict[str, float]:
         least, most = self._index.reward_range()
         return {"least": least, "most": most}
-
-
-def _section(chart: SmallChart) -> str:
-    return chart.panel.section
 
 
 def _rows_by_step(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

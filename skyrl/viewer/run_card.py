@@ -1,9 +1,11 @@
-"""The head of a report and of the page of a run: what was trained, its scores, its cost and its troubles."""
+"""The head of a report and of the page of a run: what was trained, its scores, its cost and its troubles; and events
+besides steps: checkpoints, alarms, skipped steps, failures, lost engines.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from math import hypot, sqrt
 from pathlib import Path
@@ -12,12 +14,13 @@ from statistics import fmean, median
 from attrs import frozen
 
 from skyrl.errors import UserError
-from skyrl.tracking.run_progress import GONE, Now, now_in
+from skyrl.tracking.jsonlines import JsonLines
+from skyrl.tracking.run_progress import BESIDE_STEPS, GONE, Now, now_in
 from skyrl.tree.files import stored_text
-from skyrl.viewer.run_events import RunEvent, troubles
 from skyrl.viewer.run_metrics import RunMetrics, Series
 
-CONFIG = "config.json"
+MOST_EVENTS = 500
+"""Largest number of events in a report."""
 
 _NEAR = 5
 """Number of steps at each end of a run whose rewards are averaged: one step's reward is noisy."""
@@ -25,10 +28,6 @@ _NEAR = 5
 _MANY = 0.5
 """Share of answers that were cut off, and of groups with equal rewards, from which it is worth a look."""
 
-_OUTSIDE = ("timing/eval", "timing/save_checkpoints")
-"""Times that are measured outside of a step's own time."""
-
-_GOOD_IF_LOW = ("loss",)
 _LOSSES = {"regular": "PPO's clipped loss"}
 """Name of a policy loss in the configuration -> its name in the field, where they differ."""
 
@@ -106,7 +105,7 @@ def run_card(folder: Path, name: str, metrics: RunMetrics, *, gpus: int | None =
 def stored_configuration(folder: Path) -> Mapping[str, object]:
     """The resolved configuration of a run, as plain data; empty if it cannot be read."""
     try:
-        stored = json.loads(stored_text(folder / CONFIG))["config"]
+        stored = json.loads(stored_text(folder / "config.json"))["config"]
     except (OSError, UserError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return stored if isinstance(stored, dict) else {}
@@ -172,14 +171,13 @@ def _text(stored: Mapping[str, object], *paths: str) -> str:
 
 def scores(metrics: RunMetrics) -> Iterator[Score]:
     """The scores of a run: of its evaluations and of its training."""
-    evaluations = ("eval/all/avg_score", "eval/all/loss")
-    for name, title in zip(evaluations, ("evaluation score", "evaluation loss"), strict=True):
+    for name, title in (("eval/all/avg_score", "evaluation score"), ("eval/all/loss", "evaluation loss")):
         if name in metrics.series:
             error = metrics.series.get(f"{name}_stderr")
-            yield _score(title, metrics.series[name], error, low_is_good=title.endswith(_GOOD_IF_LOW))
+            yield _score(title, metrics.series[name], error, low_is_good=title.endswith("loss"))
     for name, title in (("reward/avg_raw_reward", "training reward"), ("train/loss", "training loss")):
         if name in metrics.series:
-            yield _averaged(title, metrics.series[name], low_is_good=title.endswith(_GOOD_IF_LOW))
+            yield _averaged(title, metrics.series[name], low_is_good=title.endswith("loss"))
 
 
 def _score(title: str, series: Series, error: Series | None, *, low_is_good: bool) -> Score:
@@ -220,7 +218,7 @@ def _spread(series: Series) -> float:
 
 def cost(metrics: RunMetrics, gpus: int | None, device: str) -> Iterator[tuple[str, str]]:
     """Cost of a run, with labels. `gpus` is the number of its GPUs, None if it is not known."""
-    seconds = (metrics.last("timing/all_steps") or metrics.total("timing/step")) + sum(map(metrics.total, _OUTSIDE))
+    seconds = (metrics.last("timing/all_steps") or metrics.total("timing/step")) + sum(map(metrics.total, BESIDE_STEPS))
     yield "time", f"{_duration(seconds)}, without start-up"
     if device == "cpu" or gpus == 0:
         yield "GPUs", "none"
@@ -262,3 +260,68 @@ def _notes(metrics: RunMetrics) -> Iterator[str]:
         share = metrics.last(name)
         if share is not None and share >= _MANY:
             yield f"{share:.0%} {words}"
+
+
+@frozen(kw_only=True, order=True)
+class RunEvent:
+    """Something that happened in a step."""
+
+    step: int
+    kind: str
+    words: str
+
+
+def events(run: Path, series: Mapping[str, Series]) -> list[RunEvent]:
+    """Events of a run in the order of its steps, the first `MOST_EVENTS` of them."""
+    return sorted([*_checkpoints(run), *troubles(run, series)])[:MOST_EVENTS]
+
+
+def troubles(run: Path, series: Mapping[str, Series]) -> list[RunEvent]:
+    """The events that may be a reason to look: all but checkpoints."""
+    alarms = [
+        RunEvent(step=int(line["step"]), kind="alarm", words=f"{line.get('name')}: {line.get('reason')}")
+        for line in JsonLines(run / "alarms.jsonl").read()
+    ]
+    return sorted([*_metric_events(series), *_engines(series), *alarms])
+
+
+_COUNTED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("trainer/skipped_steps", "skipped step", lambda _: "left out because a number was not finite"),
+    ("policy/skipped_updates", "skipped update", lambda share: f"{share:g} of the optimizer steps of the policy"),
+    ("critic/skipped_updates", "skipped update", lambda share: f"{share:g} of the optimizer steps of the critic"),
+    ("rollout/failures", "failures", lambda count: f"{count:g} attempts failed in the environment"),
+    ("rollout/dropped_groups", "dropped groups", lambda count: f"{count:g} groups left out after failures"),
+    ("eval/failures", "failures", lambda count: f"{count:g} attempts failed in evaluation"),
+)
+
+
+def _metric_events(series: Mapping[str, Series]) -> Iterator[RunEvent]:
+    for name, kind, words in _COUNTED:
+        if name in series:
+            for step, value in zip(series[name].steps, series[name].highs, strict=True):
+                if value > 0:
+                    yield RunEvent(step=step, kind=kind, words=words(value))
+
+
+def _engines(series: Mapping[str, Series]) -> Iterator[RunEvent]:
+    before, lost = 0.0, series.get("inference/engines_lost", Series())
+    for step, count in zip(lost.steps, lost.highs, strict=True):
+        if count != before:
+            yield RunEvent(step=step, kind="engines", words=f"{count:g} out of service, {before:g} before")
+        before = count
+
+
+def _checkpoints(run: Path) -> Iterator[RunEvent]:
+    """Checkpoints that exist now; older ones may have been deleted."""
+    from skyrl.checkpoint.names import step_of  # here: a page of `skyrl view` does not wait for the configuration
+    from skyrl.errors import SkyRLError
+    from skyrl.runs.stored_runs import checkpoints_of
+
+    try:
+        folder = checkpoints_of(str(run))
+    except SkyRLError:
+        return
+    for path in Path(folder).glob("*") if "://" not in folder else ():
+        step = step_of(path.name)
+        if step is not None:
+            yield RunEvent(step=step, kind="checkpoint", words=path.name)

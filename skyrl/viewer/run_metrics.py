@@ -126,16 +126,13 @@ class RunMetrics:
             if self._lines.is_replaced:
                 self.series, self.lines = {}, 0
             lines = list(islice(self._lines.new_lines(), MOST_LINES))
-            for columns in _parsed(lines):
-                self._add(columns)
+            for steps, columns in _parsed(lines):
+                for name, column in columns.items():
+                    is_finite = np.isfinite(column)
+                    if is_finite.any():
+                        self.series.setdefault(name, Series()).add(steps[is_finite], column[is_finite])
+                self.lines, self.last_step = self.lines + len(steps), int(steps[-1])
             return len(lines)
-
-    def _add(self, columns: Columns) -> None:
-        for name, column in columns.values.items():
-            is_finite = np.isfinite(column)
-            if is_finite.any():
-                self.series.setdefault(name, Series()).add(columns.steps[is_finite], column[is_finite])
-        self.lines, self.last_step = self.lines + len(columns.steps), int(columns.steps[-1])
 
     def last(self, name: str) -> float | None:
         """The last value of a metric; None if there is none."""
@@ -146,13 +143,9 @@ class RunMetrics:
         return self.series[name].total if name in self.series else 0.0
 
 
-@frozen(kw_only=True, eq=False)
-class Columns:
-    """Consecutive lines of `metrics.jsonl`, by metric."""
-
-    steps: Steps
-    values: Mapping[str, Values]
-    """One value for each step; NaN for what is no number, or missing."""
+Columns = tuple[Steps, Mapping[str, Values]]
+"""Steps of consecutive lines of `metrics.jsonl`, and by metric a value for each; NaN for what is no number, or missing.
+"""
 
 
 def _parsed(lines: Sequence[bytes]) -> Iterator[Columns]:
@@ -169,7 +162,7 @@ def _parsed(lines: Sequence[bytes]) -> Iterator[Columns]:
     for names, group in groupby(records, key=tuple):
         alike = list(group)
         values = {name: np.array([_number(line[name]) for line in alike]) for name in names if name != "step"}
-        yield Columns(steps=np.array([line["step"] for line in alike]), values=values)
+        yield np.array([line["step"] for line in alike]), values
 
 
 def _parsed_by_arrow(lines: Sequence[bytes]) -> Columns | None:
@@ -187,7 +180,7 @@ def _parsed_by_arrow(lines: Sequence[bytes]) -> Columns | None:
     steps = _to_numpy(step)
     if steps.min() < 0 or steps.max() >= LARGEST_STEP:
         return None
-    return Columns(steps=steps, values={n: _numbers(own) for n, own in columns.items() if own.type in _TYPES})
+    return steps, {name: _numbers(own) for name, own in columns.items() if own.type in _TYPES}
 
 
 def _numbers(column: pa.ChunkedArray) -> Values:

@@ -69,10 +69,6 @@ class SampleFilter:
         active = [(check, value) for check, value in checks if value is not None]
         return " AND ".join(check for check, _ in active) or "1", tuple(value for _, value in active)
 
-    def sorting(self) -> str:
-        """The SQL expression of the order."""
-        return ORDERS[self.order]
-
     def query(self) -> dict[str, str]:
         """The conditions as the query parameters of an address."""
         conditions = {name: value for name, value in asdict(self).items() if value not in (None, "")}

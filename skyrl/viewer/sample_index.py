@@ -20,7 +20,7 @@ from skyrl.errors import DataError
 from skyrl.storage.json_files import complete_lines, record_of
 from skyrl.tracking.jsonlines import sample_of
 from skyrl.viewer.conversation import excerpt, expected_answer, last_prompt
-from skyrl.viewer.sample_filter import SampleFilter
+from skyrl.viewer.sample_filter import ORDERS, SampleFilter
 
 VERSION = 2
 """Version of the tables. An index of another version is rebuilt."""
@@ -87,7 +87,7 @@ class SampleIndex:
     def rows(self, sample_filter: SampleFilter, *, first: int = 0, most: int = 50) -> list[dict[str, Any]]:
         """Columns of at most `most` matching samples, in the filter's order, from index `first`."""
         where, values = sample_filter.condition()
-        query = f"SELECT * FROM samples WHERE {where} ORDER BY {sample_filter.sorting()} LIMIT ? OFFSET ?"
+        query = f"SELECT * FROM samples WHERE {where} ORDER BY {ORDERS[sample_filter.order]} LIMIT ? OFFSET ?"
         with self._connected() as connection:
             return [dict(row) for row in connection.execute(query, (*values, most, first))]
 

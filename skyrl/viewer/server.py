@@ -118,33 +118,22 @@ class OneUser:
         return secrets.compare_digest(text.encode(), self._key.encode())
 
 
-def _refusal(error: RequestError) -> Response:
-    return PlainTextResponse(f"{error}\n", error.status)
-
-
 def view_app(pages: Pages, follower: RunFollower, key: str) -> Starlette:
     """The service, for any ASGI server; a browser must send `key`, as `?key=...`."""
 
-    async def samples(request: Request) -> Response:
-        return await _page(pages, lambda query: pages.samples(query), request)
+    def page(path: str, make: Callable[[Mapping[str, Any], Mapping[str, str]], str | None]) -> Route:
+        """The route of a page, which `make` makes from the parts of its path and its query, in a thread."""
 
-    async def sample(request: Request) -> Response:
-        number = request.path_params["number"]
-        return await _page(pages, lambda query: pages.sample(number, query), request)
+        async def answer(request: Request) -> Response:
+            try:
+                html = await run_in_threadpool(make, request.path_params, request.query_params)
+            except ValueError as error:
+                return HTMLResponse(pages.mistake(str(error)), 400)
+            except OverflowError:
+                html = None
+            return HTMLResponse(html or pages.mistake("There is no such sample (any more)."), 200 if html else 404)
 
-    async def group(request: Request) -> Response:
-        number = request.path_params["number"]
-        return await _page(pages, lambda query: pages.group(number), request)
-
-    async def prompt(request: Request) -> Response:
-        return await _page(pages, lambda query: pages.prompt(query.get("id", "")), request)
-
-    async def run(request: Request) -> Response:
-        return await _page(pages, lambda query: pages.run(), request)
-
-    async def model(request: Request) -> Response:
-        name = request.path_params["name"]
-        return await _page(pages, lambda query: pages.model(name), request)
+        return Route(path, answer, methods=["GET"])
 
     async def status(request: Request) -> Response:
         """Number of samples and state of the run, without reading a file; 304 for a page that shows them already."""
@@ -155,23 +144,17 @@ def view_app(pages: Pages, follower: RunFollower, key: str) -> Starlette:
         return JSONResponse(known, headers={"ETag": version})
 
     routes = [
-        Route("/", samples, methods=["GET"]),
-        Route("/sample/{number:int}", sample, methods=["GET"]),
-        Route("/group/{number:int}", group, methods=["GET"]),
-        Route("/run", run, methods=["GET"]),
-        Route("/model/{name}", model, methods=["GET"]),
-        Route("/prompt", prompt, methods=["GET"]),
+        page("/", lambda _, query: pages.samples(query)),
+        page("/sample/{number:int}", lambda path, query: pages.sample(path["number"], query)),
+        page("/group/{number:int}", lambda path, _: pages.group(path["number"])),
+        page("/run", lambda *_: pages.run()),
+        page("/model/{name}", lambda path, _: pages.model(path["name"])),
+        page("/prompt", lambda _, query: pages.prompt(query.get("id", ""))),
         Route("/status", status, methods=["GET"]),
         Mount("/static", StaticFiles(directory=Path(__file__).with_name("static"))),
     ]
-    return service_app(routes, token=None, admit=OneUser(key), refusal=_refusal, headers=HEADERS)
 
+    def refusal(error: RequestError) -> Response:
+        return PlainTextResponse(f"{error}\n", error.status)
 
-async def _page(pages: Pages, make: Callable[[Mapping[str, str]], str | None], request: Request) -> Response:
-    try:
-        html: Any = await run_in_threadpool(make, request.query_params)
-    except ValueError as error:
-        return HTMLResponse(pages.mistake(str(error)), 400)
-    except OverflowError:
-        html = None
-    return HTMLResponse(html or pages.mistake("There is no such sample (any more)."), 200 if html else 404)
+    return service_app(routes, token=None, admit=OneUser(key), refusal=refusal, headers=HEADERS)

@@ -47,7 +47,8 @@ class ServiceFollower(RunFollower):
 
     def state_now(self) -> str:
         """Present and finished work of the service."""
-        return state_of_service(status_in(self.folder))
+        status = status_in(self.folder)
+        return "; ".join(filter(None, (silence(status), work_of(status), f"finished: {finished_of(status)}")))
 
 
 class ServicePages(Pages):
@@ -94,12 +95,6 @@ class ServicePages(Pages):
 def status_in(folder: Path) -> Mapping[str, Any]:
     """The status in the folder of a service; that of one without work if it is being replaced or damaged."""
     return service_status(folder) or _EMPTY
-
-
-def state_of_service(status: Mapping[str, Any]) -> str:
-    """Present and finished work of the service, in words."""
-    parts = (silence(status), work_of(status), f"finished: {finished_of(status)}")
-    return "; ".join(filter(None, parts))
 
 
 _EMPTY: Mapping[str, Any] = {

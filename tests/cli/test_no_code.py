@@ -18,7 +18,7 @@ from skyrl.tools.sampling_target import _is_run
 from skyrl.tracking.services.run_files import stored_configuration
 from skyrl.tree.imports import following
 from skyrl.tree.python_source import parsed_expression, parsed_program
-from skyrl.viewer.settings import _read_stored
+from skyrl.viewer.report import _read_stored
 
 MODULE = """
 import pathlib

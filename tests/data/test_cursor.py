@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from skyrl.data.cursor import PromptCursor, batches, batches_before
-from skyrl.data.prompt_facts import content_hash
+from skyrl.data.prompt_facts import facts_of
 from skyrl.errors import ResumeError
 from skyrl.trajectory import Prompt
 
@@ -95,5 +95,5 @@ def test_what_epochs_leave_out_is_counted() -> None:
 def test_a_label_that_was_changed_is_other_data() -> None:
     one = prompts(3)
     other = [evolve(one[0], extras={"reward_spec": {"ground_truth": "5"}}), *one[1:]]
-    assert content_hash(one) == content_hash(prompts(3))
-    assert content_hash(one) != content_hash(other)
+    assert facts_of(one).content == facts_of(prompts(3)).content
+    assert facts_of(one).content != facts_of(other).content

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from skyrl.config import PreferenceConfig
-from skyrl.data.answer_pairs import LabelledRow, PairRow, RankedRow
-from skyrl.data.labelled_rows import load_preference_rows
-from skyrl.data.reference_logprobs import ReferencedRows, logprobs_file, store_logprobs
+from skyrl.data.preference_rows import ReferencedRows, load_preference_rows, logprobs_file, store_logprobs
 from skyrl.data.supervised_rows import TokenizedRows
+from skyrl.data.tokenized_rows import LabelledRow, PairRow, RankedRow
 from skyrl.errors import DataError
 from tests.rollout.chats import chat_tokenizer
 from tests.supervised_run import write

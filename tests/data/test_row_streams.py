@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from attrs import evolve
 
+from skyrl.data.cursor import StreamCursor
 from skyrl.data.data_files import DataFile
 from skyrl.data.prompts import StreamedPrompts, load_prompts
 from skyrl.data.row_streams import RowStream, StreamedRow, parts_of, versions
 from skyrl.data.sources import BadRow, Columns, read_file, read_rows
-from skyrl.data.stream_cursor import StreamCursor
 from skyrl.errors import DataError, ResumeError
 from skyrl.storage.places import storage_at
 from skyrl.storage.remote_file import READ_AHEAD

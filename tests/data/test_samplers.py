@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from skyrl.data.cursor import PromptCursor, permutation
-from skyrl.data.custom_sampler import CustomSampler
 from skyrl.data.order import Mixed, Order, Shuffled
 from skyrl.data.samplers import (
+    CustomSampler,
     Iterated,
     Mixture,
     Pool,

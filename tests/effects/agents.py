@@ -10,8 +10,7 @@ from unittest import mock
 
 from attrs import evolve
 
-from skyrl.rollout.agent_calls import AgentCall
-from skyrl.rollout.agent_runner import AgentRunner, agent_of
+from skyrl.rollout.agent_runner import AgentCall, AgentRunner, agent_of
 from tests.effects.probe import Probe, Scene, observable
 from tests.rollout.agent_episodes import scripted
 
@@ -73,7 +72,7 @@ def written(scene: Scene) -> object:
 @observable("what an isolated agent can read, and how much memory it has")
 def kept_apart(scene: Scene) -> object:
     environment = scene.run.environment
-    with mock.patch("skyrl.rollout.isolated_agent._sandbox") as sandbox:
+    with mock.patch("skyrl.rollout.agent_runner._sandbox") as sandbox:
         sandbox.return_value.tier = "namespace"
         agent = agent_of(environment.agent, environment.skyrl_gym.sandbox_tier)
         agent(AgentCall(task={}, url="http://127.0.0.1:1", key="", model=""))

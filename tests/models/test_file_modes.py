@@ -17,8 +17,7 @@ from skyrl.models.files.loading import load_causal_lm, load_tokenizer
 from skyrl.models.files.naming import named_weights
 from skyrl.models.saving.storing import AdapterExport, Export
 from skyrl.starter import tiny_chat
-from skyrl.tracking.batch_dump import BatchDump
-from skyrl.tracking.recording import Computed, Recording
+from skyrl.tracking.recording import BatchDump, Computed, Recording
 from skyrl.weight_sync.senders import DeltaSender, FolderSender
 
 PEFT = "base_model.model.model.layers.0.self_attn.q_proj"

@@ -17,8 +17,7 @@ from skyrl.config.settings.environment import AgentConfig
 from skyrl.errors import TaskError
 from skyrl.inference.engine import Completion
 from skyrl.inference.torch.engine import TorchEngine
-from skyrl.rollout.agent_calls import AgentCall, Returned, returned_by
-from skyrl.rollout.agent_runner import agent_of
+from skyrl.rollout.agent_runner import AgentCall, Returned, agent_of, returned_by
 from skyrl.rollout.measures import measure
 from skyrl.trajectory import Prompt, TrajectoryGroup
 from tests.endpoint.serving import TOOLS_CHATML, Script

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from skyrl.rollout.full_length import FullLengthRollouts
+from skyrl.rollout.batches import FullLengthRollouts
 
 
 async def test_made_up_samples_are_trained_on_whole_and_differ_in_reward_from_their_neighbours() -> None:

@@ -12,8 +12,7 @@ import pytest
 from skyrl.config.settings.environment import AgentConfig
 from skyrl.errors import RewardError, TaskError, UserError, WorkerEnded
 from skyrl.experiments.preflight import the_task_can_be_imported
-from skyrl.rollout.agent_calls import AgentCall, Returned
-from skyrl.rollout.agent_runner import agent_of
+from skyrl.rollout.agent_runner import AgentCall, Returned, agent_of
 from skyrl.sandbox import sandbox
 from skyrl.sandbox.fork_client import Command
 from skyrl.sandbox.sandbox import Ran, ResourceLimits
@@ -179,7 +178,7 @@ def test_how_a_command_ended_decides_what_an_agent_returns(
     ended: Any, timeout: float | None, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox = Ends(ended)
-    monkeypatch.setattr("skyrl.rollout.isolated_agent._sandbox", lambda tier, readable: sandbox)
+    monkeypatch.setattr("skyrl.rollout.agent_runner._sandbox", lambda tier, readable: sandbox)
     run = agent_of(agent(tmp_path, "", timeout_seconds=timeout), "namespace")
     call = AgentCall(task={}, url="http://127.0.0.1:1", key="k", model="m")
     if ended == "exit":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from skyrl.data.group_lines import as_object, group_of
 from skyrl.errors import RunError
@@ -49,6 +50,17 @@ def test_tokens_that_are_withdrawn_take_their_experts_along() -> None:
     transcript.place((6, 7))
     transcript.sample(completion(5, 8, expert=100))
     assert experts(transcript.step()) == [0, 1, 2, 103, 104]
+
+
+def test_a_copy_has_every_number_of_the_row_and_does_not_change_with_it() -> None:
+    transcript = Transcript((1, 2))
+    transcript.sample(evolve(completion(4, 3, 4, 5), engine=7))
+    transcript.credit(0.5)
+    copy, before = transcript.copy(), transcript.step()
+    assert copy.step() == before and copy.step().engines == before.engines == (7, 7, 7)  # which equality leaves out
+    transcript.place((6,))
+    transcript.credit(1.0)
+    assert copy.step() == before and copy.step().engines == before.engines
 
 
 def test_experts_of_other_tokens_are_refused() -> None:

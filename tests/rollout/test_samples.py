@@ -175,7 +175,7 @@ async def test_what_is_sampled_together_depends_on_no_time_where_equal_bits_are_
 
 
 async def test_a_function_that_accepts_no_group_ends_the_run_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyrl.rollout.gates.MOST_REFUSED_IN_A_ROW", 8)
+    monkeypatch.setattr("skyrl.rollout.filters.MOST_REFUSED_IN_A_ROW", 8)
     row = prompt(TOKENIZER, "gsm8k", reward_spec={"ground_truth": "1"})
     limits = StreamLimits(batch=1, staleness=0, concurrency=1, queue=1, total=100, stall_seconds=600.0)
     rollouts = StreamingRollouts(

@@ -8,9 +8,8 @@ from pathlib import Path
 from skyrl.storage.json_files import GrowingLines
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tracking.services.follow import Delivery
-from skyrl.tracking.services.offline_sessions import closed, opened, resumable
 from skyrl.tracking.services.run_files import LONGEST, SampleTables
-from skyrl.tracking.services.service import Known, ServiceRun, ServiceTable
+from skyrl.tracking.services.service import Known, ServiceRun, ServiceTable, closed, opened, resumable
 from tests.tracking.made_runs import REWARD, Listed, append, deliver, listed, make_run, sample, service_run
 
 __all__ = ["listed"]

@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 
 from skyrl.data.group_lines import as_object, group_of
 from skyrl.errors import DataError, RunError
-from skyrl.tracking.batch_dump import BatchDump
-from skyrl.tracking.recording import Computed, Recording, SampledBatch, Update
+from skyrl.tracking.recording import BatchDump, Computed, Recording, SampledBatch, Update
 from skyrl.trajectory import Failure, Prompt, TokenRow, Trajectory, TrajectoryGroup, TurnReward
 
 GROUP = TrajectoryGroup(

@@ -14,8 +14,7 @@ import pytest
 from skyrl.config.settings.tracker_settings import SwanLabConfig
 from skyrl.errors import UserError
 from skyrl.tools.track import deliver
-from skyrl.tracking.services.offline_sessions import closed, opened
-from skyrl.tracking.services.service import Known
+from skyrl.tracking.services.service import Known, closed, opened
 from tests.tracking import made_runs, readers
 from tests.tracking.made_runs import REWARD, append, make_run, service_run
 

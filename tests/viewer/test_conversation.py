@@ -14,11 +14,12 @@ from skyrl.viewer.conversation import (
     answer_tokens,
     excerpt,
     expected_answer,
+    is_special,
     last_prompt,
     other_columns,
+    stretches,
     text_parts,
 )
-from skyrl.viewer.template_markup import is_special, stretches
 from tests.viewer_run import SPECIAL, TURNS, group, write
 
 TEMPLATES = {

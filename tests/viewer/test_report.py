@@ -21,10 +21,9 @@ from skyrl.cli.main import cli
 from skyrl.config import load, resolve
 from skyrl.errors import UserError
 from skyrl.viewer.curves import charts
-from skyrl.viewer.report import report
-from skyrl.viewer.run_events import events
+from skyrl.viewer.report import report, settings
+from skyrl.viewer.run_card import events
 from skyrl.viewer.run_metrics import RunMetrics, Series
-from skyrl.viewer.settings import settings
 from tests.viewer_run import HOSTILE, group, write
 
 STORED = Path(__file__).parents[1] / "stored" / "0.1.0" / "run"

@@ -49,6 +49,6 @@ PREFERENCE = evolve(
     sizes=_sizes,
     roles=_ROLES,
     rows="pairs",
-    reader="skyrl.data.labelled_rows:preference_rows_reader",
+    reader="skyrl.data.preference_rows:preference_rows_reader",
     experiment="skyrl.experiments.preference:PreferenceExp",
 )

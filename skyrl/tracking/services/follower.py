@@ -90,19 +90,15 @@ class Follower:
         pause, first_step = FIRST_PAUSE, self._run.first_step
         while True:
             is_last = self._end.is_set()
-            code = self._attempt(first_step)
+            try:
+                code = self._follow(first_step)
+            except OSError as error:  # no such interpreter, no memory, a full disk
+                code, self._why = 1, str(error)
             if code == 0 or is_last or self._is_over.is_set():
                 return
             self._report()
             self._end.wait(pause)  # one more attempt is made at the end of the run
             pause, first_step = min(2 * pause, LONGEST_PAUSE), None
-
-    def _attempt(self, first_step: int | None) -> int:
-        try:
-            return self._follow(first_step)
-        except OSError as error:  # no such interpreter, no memory, a full disk
-            self._why = str(error)
-            return 1
 
     def _follow(self, first_step: int | None) -> int:
         """Run the process until the run or the process ends. Returns its exit code."""

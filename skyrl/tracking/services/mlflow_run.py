@@ -12,7 +12,7 @@ from typing import Any, Self
 import attrs
 
 from skyrl.tracking.services.run_files import derived_values, flat
-from skyrl.tracking.services.service import Known, ServiceRun, ServiceTable
+from skyrl.tracking.services.service import Known, Service, ServiceRun, ServiceTable
 
 _STEP = "skyrl.step"
 """Tag with the last step that was logged."""
@@ -24,7 +24,7 @@ _LONGEST = 500
 """Length in characters of a parameter's value that every store of MLflow accepts."""
 
 
-class MlflowRun:
+class MlflowRun(Service):
     """One run in MLflow. Metrics cannot be deleted there, so delivered steps stay as they are."""
 
     def __init__(self, run: ServiceRun, known: Known) -> None:
@@ -54,9 +54,6 @@ class MlflowRun:
             self._client.log_batch(self._id, params=params[start : start + _AT_ONCE])
         self._client.log_dict(self._id, dict(stored), "config.json")
         self._client.log_dict(self._id, derived_values(stored), "derived.json")
-
-    def rewind(self, step: int) -> bool:
-        return False
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         from mlflow.entities import Metric, RunTag

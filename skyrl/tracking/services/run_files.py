@@ -82,6 +82,12 @@ def derived_values(stored: Mapping[str, Any]) -> dict[str, Any]:
     return {path: leaves[path] for path in stored.get("derived", ()) if path in leaves}
 
 
+def shown_configuration(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with everything else that `config.json` says, and the derived values, under `skyrl`."""
+    about = {name: value for name, value in stored.items() if name not in ("config", "derived")}
+    return {**stored["config"], "skyrl": about | {"derived": derived_values(stored)}}
+
+
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted paths of the leaves of a tree of plain data, with their values."""
     for name, value in tree.items():

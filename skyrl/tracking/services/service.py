@@ -6,6 +6,7 @@ A separate process (`follow.py`) feeds each service from the run's folder, live 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -99,6 +100,38 @@ class Known:
         write_file(path, json.dumps(attrs.asdict(self), indent=1) + "\n", durable=False)
 
 
+# Services that stay offline (W&B, SwanLab) write a new folder in each session of a run. Both keep the end of their
+# files in memory until they are closed, so a killed session may lack steps that were logged, and neither can delete a
+# step. Everything can be delivered again from `metrics.jsonl`, so folders that were not closed, or that hold steps that
+# will be repeated, are deleted unless they were synced.
+
+
+def resumable(known: Known, first_step: int | None) -> Known:
+    """Delete the folders whose steps have to be delivered again, and return the new state. These are all folders from
+    the first one that was not closed, or that holds steps after `first_step` (None: the run does not go back).
+    """
+    for number, session in enumerate(known.sessions):
+        folder = Path(session.path)
+        is_sound = session.is_closed and folder.is_dir() and (first_step is None or session.step <= first_step)
+        if not is_sound and not any(folder.glob("*.synced")):
+            for item in known.sessions[number:]:
+                shutil.rmtree(item.path, ignore_errors=True)
+            return attrs.evolve(known, step=session.after, sessions=known.sessions[:number])
+    return known
+
+
+def opened(known: Known, folder: str) -> Known:
+    """The state after a new session has started to write into `folder`."""
+    session = OfflineSession(path=folder, after=known.step, step=known.step)
+    return attrs.evolve(known, sessions=(*known.sessions, session))
+
+
+def closed(known: Known) -> Known:
+    """The state after the last session's files were closed."""
+    last = attrs.evolve(known.sessions[-1], step=known.step, is_closed=True)
+    return attrs.evolve(known, sessions=(*known.sessions[:-1], last))
+
+
 @attrs.frozen(kw_only=True)
 class ServiceTable:
     """Rows that belong to a step."""
@@ -130,7 +163,8 @@ class Service(Protocol):
         """Show the run's configuration: `config.json` of its folder, without secrets."""
 
     def rewind(self, step: int) -> bool:
-        """Delete everything after a step. Returns False, without any change, if the service cannot do that."""
+        """Delete everything after a step. Returns False, without change, if the service cannot do that: the default."""
+        return False
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step later than all before."""

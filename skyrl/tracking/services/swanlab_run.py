@@ -11,12 +11,11 @@ from typing import Any, Self
 
 import attrs
 
-from skyrl.tracking.services.offline_sessions import closed, opened, resumable
-from skyrl.tracking.services.run_files import derived_values
-from skyrl.tracking.services.service import Known, ServiceRun, ServiceTable
+from skyrl.tracking.services.run_files import shown_configuration
+from skyrl.tracking.services.service import Known, Service, ServiceRun, ServiceTable, closed, opened, resumable
 
 
-class SwanLabRun:
+class SwanLabRun(Service):
     """One run in SwanLab. Delivered steps cannot be changed there."""
 
     def __init__(self, run: ServiceRun, known: Known) -> None:
@@ -56,11 +55,7 @@ class SwanLabRun:
         return cls(run, known)
 
     def describe(self, stored: Mapping[str, Any]) -> None:
-        about = {name: value for name, value in stored.items() if name not in ("config", "derived")}
-        self._run.config.update({**stored["config"], "skyrl": about | {"derived": derived_values(stored)}})
-
-    def rewind(self, step: int) -> bool:
-        return False
+        self._run.config.update(shown_configuration(stored))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)

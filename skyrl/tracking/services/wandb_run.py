@@ -10,15 +10,14 @@ from typing import Any, Self
 
 import attrs
 
-from skyrl.tracking.services.offline_sessions import closed, opened, resumable
-from skyrl.tracking.services.run_files import derived_values
-from skyrl.tracking.services.service import Known, ServiceRun, ServiceTable
+from skyrl.tracking.services.run_files import shown_configuration
+from skyrl.tracking.services.service import Known, Service, ServiceRun, ServiceTable, closed, opened, resumable
 
 INIT_SECONDS = 20.0
 """Deadline of a start in seconds; an attempt that takes longer fails and is repeated later."""
 
 
-class WandbRun:
+class WandbRun(Service):
     """One run in W&B, which accepts only increasing steps: delivered steps cannot be changed."""
 
     def __init__(self, run: ServiceRun, known: Known) -> None:
@@ -54,12 +53,7 @@ class WandbRun:
         return cls(run, known)
 
     def describe(self, stored: Mapping[str, Any]) -> None:
-        about = {name: value for name, value in stored.items() if name not in ("config", "derived")}
-        config = {**stored["config"], "skyrl": about | {"derived": derived_values(stored)}}
-        self._run.config.update(config, allow_val_change=True)
-
-    def rewind(self, step: int) -> bool:
-        return False
+        self._run.config.update(shown_configuration(stored), allow_val_change=True)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
