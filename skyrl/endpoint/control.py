@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from skyrl.errors import WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
@@ -17,14 +17,6 @@ from skyrl.weight_receiver.incoming_weights import (
     VLLMNativeWeights,
     acknowledgement,
 )
-
-
-@frozen(kw_only=True)
-class Load:
-    """How busy the engines are, in samples."""
-
-    running: int
-    waiting: int
 
 
 class ServedEngines(Protocol):
@@ -108,9 +100,9 @@ class EngineControl:
         """Set the version of the weights that the engines hold now."""
         self._versions[self._engines.weight_version] = version
 
-    async def load(self) -> Load:
-        """Current load of the engines."""
-        return Load(running=self._engines.running, waiting=await self._engines.waiting())
+    async def load(self) -> tuple[int, int]:
+        """Current load of the engines: how many samples are running, and how many wait."""
+        return self._engines.running, await self._engines.waiting()
 
     async def _load(self, incoming: RemoteWeights) -> None:
         if not self.is_paused:

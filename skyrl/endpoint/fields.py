@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from skyrl.errors import RequestError
+
+D = TypeVar("D")
 
 _ABSENT = object()
 
@@ -39,12 +41,20 @@ class Fields:
         text: str | None = self._typed(name, default, str, "a string")
         return text
 
+    def required_text(self, name: str) -> str:
+        """The value, which must be there, and a string."""
+        return _present(self.text(name), name)
+
+    def required_integer(self, name: str, *, least: int, most: int) -> int:
+        """The value, which must be there, and a whole number from `least` to `most`."""
+        return _present(self.integer(name, None, least=least, most=most), name)
+
     def boolean(self, name: str, default: bool = False) -> bool:
         """The value, which must be true or false."""
         value: bool = self._typed(name, default, bool, "true or false")
         return value
 
-    def integer(self, name: str, default: int | None, *, least: int, most: int) -> int | None:
+    def integer(self, name: str, default: D, *, least: int, most: int) -> int | D:
         """The value, which must be a whole number from `least` to `most`."""
         value = self.value(name, _ABSENT)
         if value is _ABSENT:
@@ -55,7 +65,7 @@ class Fields:
             )
         return value
 
-    def number(self, name: str, default: float | None, *, least: float, most: float) -> float | None:
+    def number(self, name: str, default: D, *, least: float, most: float) -> float | D:
         """The value, which must be a finite number from `least` to `most`."""
         value = self.value(name, _ABSENT)
         if value is _ABSENT:
@@ -119,6 +129,12 @@ class Fields:
         if value is not default and not isinstance(value, kind):
             raise RequestError(f"{name} has to be {description}, not {_short(value)}", param=name)
         return value
+
+
+def _present(value: D | None, name: str) -> D:
+    if value is None:
+        raise RequestError(f"{name} is missing", param=name)
+    return value
 
 
 def _short(value: object) -> str:

@@ -22,7 +22,6 @@ from skyrl.endpoint.conversations import History
 from skyrl.endpoint.messages import SampledMessage, answer_of
 from skyrl.endpoint.policy import Policy, PromptTokens
 from skyrl.endpoint.request_sampling import RequestSampling
-from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
 from skyrl.inference.engine import NewTokens
 
@@ -51,11 +50,8 @@ class GrowingText:
         """New text that is final and was not returned before. A marker never begins inside text that was returned."""
         text, start = self._text, len(self._sent)
         markers = [position for marker in self._markers if (position := text.find(marker, start)) >= 0]
-        end = (
-            min(markers)
-            if markers
-            else len(text) - max((_marker_prefix_length(text, marker) for marker in self._markers), default=0)
-        )
+        held_back = max((_marker_prefix_length(text, marker) for marker in self._markers), default=0)
+        end = min(markers, default=len(text) - held_back)
         end = max(start, len(text[:end].rstrip()) if self._tools else end)
         self._sent = text[:end]
         return text[start:end]
@@ -155,21 +151,16 @@ class SampledMessages:
 
 
 async def sample_messages(
-    history: History,
-    settings: RequestSampling,
-    count: int,
-    policy: Policy,
-    trajectory: PlayedTrajectory | None,
-    live: LiveAnswers | None = None,
+    history: History, settings: RequestSampling, count: int, policy: Policy, live: LiveAnswers | None = None
 ) -> SampledMessages:
     """Sample and record `count` answers to a conversation; `live` hears their tokens. Raises `RequestError`."""
-    with policy.admitted(count, trajectory):
-        prompt = await policy.conversation(history, trajectory)
+    with policy.admitted(count):
+        prompt = await policy.conversation(history)
         listener = None if live is None else live.listener(prompt)
-        completions = await policy.sample(prompt, settings, count, trajectory, listener)
+        completions = await policy.sample(prompt, settings, count, listener)
         messages = []
         for completion in completions:
             stop = policy.stop_text(completion, settings.sampling)
             messages.append(answer_of(completion, stop, tools=bool(history.tools)))
-            policy.record(trajectory, prompt, completion, messages[-1].message)
+            policy.record(prompt, completion, messages[-1].message)
     return SampledMessages(prompt, messages)

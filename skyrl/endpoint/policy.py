@@ -13,8 +13,8 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from copy import deepcopy
-from typing import Any, TypeVar
+from copy import copy, deepcopy
+from typing import Any, TypeVar, cast
 
 from attrs import evolve, field, frozen
 
@@ -23,12 +23,10 @@ from skyrl.chats.rendering import Template
 from skyrl.chats.text import continued_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SamplingParams
-from skyrl.endpoint.bounded_tokenizer import bounded_tokenizer
 from skyrl.endpoint.conversations import History, Message, Turn
 from skyrl.endpoint.fields import Fields
-from skyrl.endpoint.items import StoredResponses
 from skyrl.endpoint.request_sampling import RequestSampling, read_sampling
-from skyrl.endpoint.trajectories import PlayedTrajectory
+from skyrl.endpoint.trajectories import PlayedTrajectory, StoredResponses
 from skyrl.errors import DataError, RequestError, RunError, TemplateTimeoutError
 from skyrl.inference.engine import Completion, GenerationRequest, NewTokens, SampleKey, longest_completion
 
@@ -39,6 +37,9 @@ Generate = Callable[[GenerationRequest], Awaitable[tuple[Completion, ...]]]
 
 MOST_ANSWERS = 128
 """Largest `n` of one request."""
+
+CHARACTERS_PER_TOKEN = 8
+"""Characters per token of a prompt that are not looked at twice: more than text in any language has."""
 
 
 @frozen(kw_only=True)
@@ -80,17 +81,30 @@ class PromptTokens:
 
 
 class Policy:
-    """The policy as the endpoint's routes use it, on the endpoint's event loop."""
+    """The policy as the endpoint's routes use it, on the endpoint's event loop: for clients, or `of` a trajectory."""
+
+    trajectory: PlayedTrajectory | None = None
+    """The trajectory whose requests are answered; None: requests of clients."""
 
     def __init__(self, served: ServedPolicy, tokenizer: ChatTokenizer, generate: Generate) -> None:
         self.served = served
         own = deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
-        self._tokenizer = bounded_tokenizer(own, served.max_model_len)
+        self._tokenizer = cast(ChatTokenizer, BoundedTokenizer(own, served.max_model_len))
         self._continuation = Continuation(self._tokenizer, served.template_arguments)
         self._generate = generate
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="endpoint-tokenizer")
         self._in_flight = 0
         self._stored = StoredResponses()
+        self.of_clients = self
+        """The same policy for requests of clients."""
+
+    def of(self, trajectory: PlayedTrajectory | None) -> Policy:
+        """The policy for requests of a trajectory, with the same tokenizer and engines."""
+        if trajectory is None:
+            return self.of_clients
+        policy = copy(self)  # whose answers in flight the trajectory counts
+        policy.trajectory = trajectory
+        return policy
 
     def close(self) -> None:
         """Stop the tokenizer's thread."""
@@ -106,22 +120,18 @@ class Policy:
         return name or self.served.names[0]
 
     def settings(
-        self,
-        body: Fields,
-        trajectory: PlayedTrajectory | None,
-        *,
-        lengths: tuple[str, ...],
-        stops: str = "stop",
-        shortest: int = 1,
+        self, body: Fields, *, lengths: tuple[str, ...], stops: str = "stop", shortest: int = 1
     ) -> RequestSampling:
         """Model and sampling settings of a request; `lengths`, `stops` and `shortest` as in `read_sampling`. Raises
         `RequestError`.
         """
-        model = self.refuse_other_models(body.text("model"))
-        ours = self.served.sampling if trajectory is None else trajectory.sampling
-        return read_sampling(
-            body, ours, model, fixed=trajectory is not None, lengths=lengths, stops=stops, shortest=shortest
-        )
+        model, fixed = self.refuse_other_models(body.text("model")), self.trajectory is not None
+        return read_sampling(body, self.sampling, model, fixed=fixed, lengths=lengths, stops=stops, shortest=shortest)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Sampling settings for fields that a request does not set."""
+        return self.served.sampling if self.trajectory is None else self.trajectory.sampling
 
     def ends_by(self, ids: Sequence[int]) -> bool:
         """Whether the end-of-sequence token is one of `ids`."""
@@ -144,10 +154,11 @@ class Policy:
         return next((stop for stop in stops if completion.text.endswith(stop)), None)
 
     @contextmanager
-    def admitted(self, samples: int, trajectory: PlayedTrajectory | None) -> Iterator[None]:
+    def admitted(self, samples: int) -> Iterator[None]:
         """Count the answers of a request while they are sampled. Raises `RequestError` beyond the bound: with 429 if
         the request may be sent again later, with 400 if it alone is beyond it.
         """
+        trajectory = self.trajectory
         if trajectory is not None:
             trajectory.begin(samples)
             trajectory.sampling_now += samples
@@ -169,38 +180,38 @@ class Policy:
             else:
                 self._in_flight -= samples
 
-    async def conversation(self, history: History, trajectory: PlayedTrajectory | None) -> PromptTokens:
+    async def conversation(self, history: History) -> PromptTokens:
         """The prompt of a conversation: the tokens of the recorded turn that it continues, then those of the new
         messages.
         """
-        continued = trajectory.conversations.continued(history) if trajectory else None
-        with _cut_off(trajectory):
+        continued = self.trajectory.conversations.continued(history) if self.trajectory else None
+        with _cut_off(self.trajectory):
             if continued is None:
                 return PromptTokens(ids=await self._run_in_thread(self._rendered, history), history=history)
             turn, new_messages = continued
             new = await self._run_in_thread(self._continuing, turn, new_messages, history)
         return PromptTokens(ids=(*turn.token_ids, *new), before=turn, history=history)
 
-    async def text(self, prompt: str, trajectory: PlayedTrajectory | None) -> PromptTokens:
+    async def text(self, prompt: str) -> PromptTokens:
         """The prompt of a text, after the recorded turn that it continues, if any."""
-        turn = trajectory.conversations.continued_text(prompt) if trajectory else None
+        turn = self.trajectory.conversations.continued_text(prompt) if self.trajectory else None
         earlier = "" if turn is None else turn.text or ""
-        with _cut_off(trajectory):
+        with _cut_off(self.trajectory):
             new = await self._run_in_thread(continued_tokens, self._tokenizer, earlier, prompt[len(earlier) :])
         return PromptTokens(ids=(*(turn.token_ids if turn else ()), *new), before=turn, text=prompt)
 
-    async def tokens(self, ids: tuple[int, ...], trajectory: PlayedTrajectory | None) -> PromptTokens:
+    async def tokens(self, ids: tuple[int, ...]) -> PromptTokens:
         """The prompt of token ids. Raises `RequestError` for an id that the model does not have."""
         if any(token >= len(self._tokenizer) for token in ids):
             raise RequestError(f"the prompt holds a token id above {len(self._tokenizer) - 1}", param="prompt")
-        return PromptTokens(ids=ids, before=trajectory.conversations.continued_ids(ids) if trajectory else None)
+        before = self.trajectory.conversations.continued_ids(ids) if self.trajectory else None
+        return PromptTokens(ids=ids, before=before)
 
     async def sample(
         self,
         prompt: PromptTokens,
         settings: RequestSampling,
         count: int,
-        trajectory: PlayedTrajectory | None,
         on_tokens: Callable[[NewTokens], None] | None = None,
         *,
         scores_prompt: bool = False,
@@ -210,16 +221,16 @@ class Policy:
         `scores_prompt`, they hold the probabilities of the prompt, and of so many likeliest tokens at each of its
         places. Raises `RequestError` for a prompt that is empty or fills the model's context.
         """
-        with _cut_off(trajectory):
+        with _cut_off(self.trajectory):
             sampling = self._fitting(prompt.ids, settings)
-        if trajectory is None:
+        if self.trajectory is None:
             # The same seed draws the same answers to the same prompt from the same weights.
             run_seed = secrets.randbits(62) if settings.seed is None else settings.seed
             key = SampleKey(run_seed=run_seed, weight_version=0, prompt_id="endpoint", sample_index=0, purpose="serve")
             keys = tuple(evolve(key, sample_index=number) for number in range(count))
         else:
-            trajectory.overruled.update(settings.overruled)
-            keys = trajectory.keys(prompt.ids, count)
+            self.trajectory.overruled.update(settings.overruled)
+            keys = self.trajectory.keys(prompt.ids, count)
         adapter = settings.model if settings.model in self.served.adapters else None
         try:
             return await self._generate(
@@ -237,31 +248,24 @@ class Policy:
         except RunError as error:
             raise RequestError(f"the engine gave no answer: {error}", status=503, code="engine_error") from error
 
-    def record(
-        self,
-        trajectory: PlayedTrajectory | None,
-        prompt: PromptTokens,
-        completion: Completion,
-        reply: Message | None = None,
-    ) -> None:
-        """Record an answer as a turn of its trajectory, if it has one."""
-        if trajectory is not None:
+    def record(self, prompt: PromptTokens, completion: Completion, reply: Message | None = None) -> None:
+        """Record an answer as a turn of the trajectory, if there is one."""
+        if self.trajectory is not None:
             text = None if prompt.text is None else prompt.text + completion.text
-            trajectory.conversations.record(
+            self.trajectory.conversations.record(
                 prompt.ids, completion, prompt.before, history=prompt.history, reply=reply, text=text
             )
 
-    def stored_responses(self, trajectory: PlayedTrajectory | None) -> StoredResponses:
+    @property
+    def stored(self) -> StoredResponses:
         """The responses that a request may continue: those of its trajectory, or those of all clients."""
-        return self._stored if trajectory is None else trajectory.stored
+        return self._stored if self.trajectory is None else self.trajectory.stored
 
     async def decoded(self, ids: Sequence[int]) -> list[str]:
         """The text of each token, decoded on its own; special tokens are included."""
-
-        def decode(tokenizer: ChatTokenizer) -> list[str]:
-            return [tokenizer.decode([token], skip_special_tokens=False) for token in ids]
-
-        return await self.run_with_tokenizer(decode)
+        return await self.run_with_tokenizer(
+            lambda tokenizer: [tokenizer.decode([token], skip_special_tokens=False) for token in ids]
+        )
 
     async def run_with_tokenizer(self, work: Callable[..., T], *args: object) -> T:
         """The result of `work(tokenizer, *args)`, on the tokenizer's thread."""
@@ -316,6 +320,40 @@ class Policy:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
         except (DataError, TemplateTimeoutError) as error:
             raise RequestError(str(error)) from error
+
+
+class BoundedTokenizer:
+    """A tokenizer that refuses a long text by its beginning, so that megabytes are not tokenized to be refused then.
+    Everything but `encode` is the tokenizer's own.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, most: int) -> None:
+        self._tokenizer, self._most = tokenizer, most
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._tokenizer, name)
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    def encode(self, text: str, /, *, add_special_tokens: bool = True, **options: object) -> list[int]:
+        """Token ids of a text. Raises `RequestError` for one whose beginning alone has more tokens than fit.
+
+        Beginnings of growing length are tokenized, so that the work is bounded by what fits and not by the text. As a
+        text goes on, the last word of its beginning may be tokenized differently; half as many tokens again as fit
+        are therefore allowed here, and the exact number is the caller's to check.
+        """
+        size = CHARACTERS_PER_TOKEN * self._most
+        while size < len(text):
+            count = len(self._tokenizer.encode(text[:size], add_special_tokens=add_special_tokens, **options))
+            if 2 * count > 3 * self._most:
+                raise RequestError(
+                    f"the prompt has more than {count - 1} tokens, and prompt and answer together may have "
+                    f"{self._most}",
+                    code="context_length_exceeded",
+                )
+            size *= 2
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, **options)
 
 
 @contextmanager

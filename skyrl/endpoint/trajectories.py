@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -11,8 +12,8 @@ from hashlib import blake2b
 from attrs import Factory, define, evolve
 
 from skyrl.config import SamplingParams
-from skyrl.endpoint.conversations import Conversations
-from skyrl.endpoint.items import StoredResponses
+from skyrl.endpoint.conversations import Conversations, History
+from skyrl.endpoint.reply import Json
 from skyrl.errors import RequestError
 from skyrl.inference.engine import SampleKey
 
@@ -22,6 +23,47 @@ key."""
 
 MOST_AT_ONCE = 64
 """Largest number of answers of one trajectory that are sampled at the same time."""
+
+
+STORED_CHARACTERS = 64 << 20
+"""Largest total number of characters of stored conversations; beyond it the oldest are dropped."""
+
+
+class StoredResponses:
+    """Stored responses by their id, each with the conversation that it ends. The oldest are dropped when full."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, tuple[History, Json, int]] = OrderedDict()
+        self._size = 0
+
+    def keep(self, response: Json, history: History) -> None:
+        """Store a response and its conversation; each counts in full, even if it shares messages with others."""
+        size = len(json.dumps(response)) + sum(len(json.dumps(message)) for message in history.messages)
+        self._kept[response["id"]] = history, response, size
+        self._size += size
+        while self._size > STORED_CHARACTERS:
+            _, (*_, dropped) = self._kept.popitem(last=False)
+            self._size -= dropped
+
+    def history(self, number: str) -> History:
+        """The conversation that ends with a response. Raises `RequestError` if it is not stored."""
+        if number not in self._kept:
+            raise RequestError(
+                f"{_missing_response(number)}; send the whole conversation as input",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return self._kept[number][0]
+
+    def response(self, number: str) -> Json:
+        """A response, as it was answered. Raises `RequestError` if it is not stored."""
+        if number not in self._kept:
+            raise RequestError(_missing_response(number), status=404)
+        return self._kept[number][1]
+
+
+def _missing_response(number: str) -> str:
+    return f"there is no response {number[:80]!r} here: it was not stored, or newer ones have replaced it"
 
 
 @define(eq=False)

@@ -15,7 +15,7 @@ import inspect
 import threading
 from collections.abc import Awaitable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any, TypeVar, overload
 
@@ -39,6 +39,13 @@ def awaited(value: object) -> object:
     if error is not None:
         raise error
     return result
+
+
+def close_all(*closed: Any) -> None:
+    """Call `close` of each, which may be a coroutine, the last one first; the others are closed even if one raises."""
+    with ExitStack() as closing:
+        for item in closed:
+            closing.callback(lambda close: awaited(close()), item.close)
 
 
 def begin(value: Awaitable[T]) -> Future[tuple[T | None, BaseException | None]]:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from skyrl.envs.coroutines import awaited
+from skyrl.envs.coroutines import awaited, close_all
 from skyrl.envs.env import Env, EnvStep, SampleAwareEnv, SampledAnswer
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.registry import MakeEnv, find_env
@@ -66,8 +66,8 @@ class _Episode:
             case "get_metrics":
                 return {str(name): _plain(value) for name, value in awaited(self._env.get_metrics()).items()}
             case _:
-                closing: Any = self._env.close  # may be a coroutine
-                return awaited(closing())
+                close_all(self._env)
+                return None
 
 
 def _names_of(make: MakeEnv) -> dict[str, list[str]] | None:

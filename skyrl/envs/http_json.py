@@ -56,9 +56,10 @@ def post(
     *,
     seconds: float,
     patience: float = PATIENCE,
-    headers: Mapping[str, str] | None = None,
+    token: str | None = None,
 ) -> ServiceReply[T]:
-    """POST a JSON object, and read the reply with `reads`, which raises `BadAnswer`. Each request may take `seconds`.
+    """POST a JSON object, and read the reply with `reads`, which raises `BadAnswer`. Each request carries the
+    `token`, if there is one, and may take `seconds`.
 
     A service that cannot be reached, or answers 429, 502, 503 or 504, is waited for: `patience` seconds in all, with
     pauses from 0.1 s to 2 s, or of the length that it asks for. A name (`name:NAME`) is looked up for each request.
@@ -67,47 +68,37 @@ def post(
     `UserError` for a name without a store.
     """
     away = _Away(url, patience)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    failed, retries = 0, 0
     try:
-        return _answered(url, body, reads, seconds, headers or {}, away)
+        while True:
+            wait, is_away = 0.0, False
+            try:
+                address = located(url)
+                if address is None:
+                    raise ProcessError("no service has this name: is it running?")
+                answer = posted(address, body, headers, seconds=seconds, longest=LONGEST_ANSWER)
+                return ServiceReply(value=reads(answer), retries=retries)
+            except BadAnswer as error:
+                reason = f"{url} answered {error}"
+            except urllib.error.HTTPError as error:
+                reason, is_away = f"{url} answered {error.code}", error.code in _AWAY
+                wait = asked_to_wait(error.headers.get("Retry-After", ""))
+                error.close()
+                if error.code < 500 and not is_away:
+                    raise ServiceError(reason) from error
+            except (OSError, ProcessError) as error:
+                reason, is_away = f"{url}: {error}", _is_away(error)
+            if is_away:
+                away.noticed(reason)
+            else:
+                failed += 1
+                if failed == ATTEMPTS:
+                    raise ServiceError(f"{reason}, {ATTEMPTS} times")
+            retries += 1
+            away.sleep(max(wait, min(_FIRST_PAUSE * 2 ** min(retries - 1, 8), _LONGEST_PAUSE)))
     finally:
         away.over()
-
-
-def _answered(
-    url: str,
-    body: Mapping[str, object],
-    reads: Callable[[object], T],
-    seconds: float,
-    headers: Mapping[str, str],
-    away: _Away,
-) -> ServiceReply[T]:
-    failed, retries = 0, 0
-    while True:
-        wait, is_away = 0.0, False
-        try:
-            address = located(url)
-            if address is None:
-                raise ProcessError("no service has this name: is it running?")
-            answer = posted(address, body, headers, seconds=seconds, longest=LONGEST_ANSWER)
-            return ServiceReply(value=reads(answer), retries=retries)
-        except BadAnswer as error:
-            reason = f"{url} answered {error}"
-        except urllib.error.HTTPError as error:
-            reason, is_away = f"{url} answered {error.code}", error.code in _AWAY
-            wait = asked_to_wait(error.headers.get("Retry-After", ""))
-            error.close()
-            if error.code < 500 and not is_away:
-                raise ServiceError(reason) from error
-        except (OSError, ProcessError) as error:
-            reason, is_away = f"{url}: {error}", _is_away(error)
-        if is_away:
-            away.noticed(reason)
-        else:
-            failed += 1
-            if failed == ATTEMPTS:
-                raise ServiceError(f"{reason}, {ATTEMPTS} times")
-        retries += 1
-        away.sleep(max(wait, min(_FIRST_PAUSE * 2 ** min(retries - 1, 8), _LONGEST_PAUSE)))
 
 
 class Outages:

@@ -10,16 +10,15 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from skyrl.config import SkyRLGymConfig
 from skyrl.config.foundation.import_paths import absolute
 from skyrl.envs.env import Env, EnvStep, Message, SampleAwareEnv
 from skyrl.errors import RewardError, SkipSample, TaskError, WorkerEnded
-from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
-from skyrl.sandbox.tiers import Tier
+from skyrl.sandbox.sandbox import ResourceLimits, Sandbox, shared_sandbox
 from skyrl.sandbox.worker import Worker
 
 _HOST = "skyrl.envs.env_host"
@@ -28,18 +27,15 @@ _MOST = 32 << 20
 
 
 class IsolatedEnv(SampleAwareEnv):
-    """Forwards calls to the environment `name`, which runs in another process."""
+    """Forwards calls to the environment of a task, which runs in another process."""
 
-    def __init__(
-        self, extras: Mapping[str, Any], name: str, sandbox: Sandbox, limits: ResourceLimits, seconds: float | None
-    ) -> None:
-        """`seconds` is the deadline of each call, after which the process is ended."""
+    def __init__(self, extras: Mapping[str, Any], task: IsolatedTask) -> None:
         super().__init__(extras)
-        self._seconds = seconds
+        self._seconds = task.seconds
         self._calling, self._ended = Lock(), False
-        self._worker = Worker(sandbox, _HOST, limits)
+        self._worker = Worker(task.sandbox, _HOST, task.limits)
         try:
-            self._ask("make", {"name": name, "extras": dict(extras)})
+            self._ask("make", {"name": task.name, "extras": dict(extras)})
         except BaseException:
             self._worker.close()
             raise
@@ -61,8 +57,7 @@ class IsolatedEnv(SampleAwareEnv):
         return EnvStep(**result)
 
     def get_metrics(self) -> dict[str, float]:
-        metrics: dict[str, float] = self._ask("get_metrics", None)
-        return metrics
+        return dict(self._ask("get_metrics", None))
 
     def close(self) -> None:
         """Abandon a call that is still running, and end its process."""
@@ -109,7 +104,9 @@ class IsolatedTask:
     sandbox: Sandbox
     limits: ResourceLimits
     seconds: float | None
-    asks: tuple[str, ...] | None
+    """Deadline of each call, after which the process is ended."""
+
+    asks: tuple[str, ...] | None = None
     """Names of the row values that a reward function requires; None if the import path names an environment."""
 
     taken: frozenset[str] = frozenset()
@@ -121,14 +118,15 @@ class IsolatedTask:
         return self.asks is not None
 
     def __call__(self, extras: Mapping[str, Any]) -> Env:
-        return IsolatedEnv(extras, self.name, self.sandbox, self.limits, self.seconds)
+        return IsolatedEnv(extras, self)
 
 
 def isolated(name: str, gym: SkyRLGymConfig) -> IsolatedTask:
     """Factory of isolated environments for the import path `name`. Raises `TaskError` if it names none."""
     full = absolute(name)
     file = full.rpartition(":")[0]
-    sandbox = _sandbox(gym.sandbox_tier, Path(file).parent if file.endswith(".py") else None)
+    readable = (Path(file).parent,) if file.endswith(".py") else ()
+    sandbox = shared_sandbox(gym.sandbox_tier, readable, modules=(_HOST,))
     limits = ResourceLimits(
         cpu_seconds=24 * 3600,
         memory_bytes=int(gym.user_env_memory_gb * 1e9),
@@ -137,33 +135,20 @@ def isolated(name: str, gym: SkyRLGymConfig) -> IsolatedTask:
         open_files=512,
         output_bytes=_MOST,
     )
-    seconds = gym.step_timeout_seconds
-    names = _names_of(full, sandbox, limits, seconds)
-    if names is None:
-        return IsolatedTask(full, sandbox, limits, seconds, asks=None)
-    return IsolatedTask(full, sandbox, limits, seconds, asks=tuple(names["asks"]), taken=frozenset(names["taken"]))
+    return _with_names(IsolatedTask(full, sandbox, limits, gym.step_timeout_seconds))
 
 
 @cache
-def _sandbox(tier: Tier | Literal["auto"], readable: Path | None) -> Sandbox:
-    return Sandbox(tier, readable=[readable] if readable else (), modules=(_HOST,))
-
-
-@cache
-def _names_of(
-    name: str, sandbox: Sandbox, limits: ResourceLimits, seconds: float | None
-) -> Mapping[str, Sequence[str]] | None:
-    """Names of the row values that the reward function requires (`asks`) and is not given (`taken`); None for an
-    environment. Raises `TaskError` if the name cannot be found.
-    """
-    worker = Worker(sandbox, _HOST, limits)
+def _with_names(task: IsolatedTask) -> IsolatedTask:
+    """The task with the row values of its reward function. Raises `TaskError` if its name cannot be found."""
+    worker = Worker(task.sandbox, _HOST, task.limits)
     try:
-        answer = worker.ask({"call": "find", "given": name}, seconds)
+        answer = worker.ask({"call": "find", "given": task.name}, task.seconds)
     except WorkerEnded as error:
-        raise TaskError(f"the process that was to import {name} {error}") from error
+        raise TaskError(f"the process that was to import {task.name} {error}") from error
     finally:
         worker.close()
     if "raised" in answer:
         raise TaskError(str(answer["raised"]).removeprefix("TaskError: "))
-    names: Mapping[str, Sequence[str]] | None = answer["gave"]
-    return names
+    names: Mapping[str, Sequence[str]] | None = answer["gave"]  # None for an environment
+    return task if names is None else evolve(task, asks=tuple(names["asks"]), taken=frozenset(names["taken"]))

@@ -15,15 +15,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from attrs import frozen
 
 from skyrl.config import EnvironmentConfig, SkyRLGymConfig
 from skyrl.config.foundation.import_paths import is_import_path
-from skyrl.config.settings.environment import ENVIRONMENTS, MCP, built_in_name, weighted_names
+from skyrl.config.settings.environment import (
+    ENVIRONMENTS,
+    MCP,
+    GSM8kLLMJudgeEnvConfig,
+    PairwiseJudgeEnvConfig,
+    built_in_name,
+    weighted_names,
+)
 from skyrl.envs.builtin.aime import AIMEEnv
 from skyrl.envs.builtin.code import CodeEnv
 from skyrl.envs.builtin.gsm8k import GSM8kEnv, GSM8kMultiTurnEnv
@@ -42,7 +49,7 @@ from skyrl.envs.isolated import IsolatedTask, isolated
 from skyrl.envs.mcp.environment import TABLE as MCP_TABLE
 from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.reward_functions import PlainReward, reserved_names
-from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
+from skyrl.envs.search import TOKEN_VARIABLE, Retrieve, SearchEnv, ask_retriever
 from skyrl.envs.services.remote_sandbox import TOKEN_VARIABLE as CODE_TOKEN
 from skyrl.envs.services.remote_sandbox import RemoteSandbox, RunsPrograms
 from skyrl.envs.skyrl_gym_text import SkyRLGymTextEnv, is_of_skyrl_gym
@@ -50,8 +57,7 @@ from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.envs.weighted_rewards import WeightedPart, WeightedRewards
 from skyrl.errors import TaskError
 from skyrl.processes.credentials import api_key
-from skyrl.sandbox.sandbox import Sandbox
-from skyrl.sandbox.tiers import Tier
+from skyrl.sandbox.sandbox import shared_sandbox
 from skyrl.tree.code_names import OF_PROGRAM
 from skyrl.tree.imports import import_object
 
@@ -62,23 +68,25 @@ MakeEnv = Callable[[Mapping[str, Any]], Env]
 """Factory: extras of a row -> a new environment."""
 
 
-@cache
-def _sandbox(tier: Tier | Literal["auto"], readable: Path | None = None) -> Sandbox:
-    return Sandbox(tier, readable=[readable] if readable else ())
-
-
 def _program_runner(gym: SkyRLGymConfig) -> RunsPrograms:
     """The sandbox that programs run in: a remote service, or one on this machine."""
-    return (
-        RemoteSandbox(gym.code_url, api_key(CODE_TOKEN), gym.service_patience_seconds)
-        if gym.code_url
-        else _sandbox(gym.sandbox_tier)
-    )
+    if gym.code_url:
+        return RemoteSandbox(gym.code_url, api_key(CODE_TOKEN), gym.service_patience_seconds)
+    return shared_sandbox(gym.sandbox_tier)
 
 
 def _math_comparison(gym: SkyRLGymConfig) -> Callable[[str, str], bool] | None:
     """Compares answers as mathematics; None to compare them as text."""
     return math_equal(gym.sandbox_tier) if gym.math_equivalence else None
+
+
+def _judge(settings: GSM8kLLMJudgeEnvConfig | PairwiseJudgeEnvConfig, gym: SkyRLGymConfig) -> JudgeService:
+    key, patience = api_key("OPENAI_API_KEY"), gym.service_patience_seconds
+    return JudgeService(model=settings.model, base_url=settings.base_url, api_key=key, patience=patience)
+
+
+def _retrieve(gym: SkyRLGymConfig) -> Retrieve:
+    return partial(ask_retriever, gym.search, api_key(TOKEN_VARIABLE), patience=gym.service_patience_seconds)
 
 
 _BUILT_IN: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
@@ -87,9 +95,7 @@ _BUILT_IN: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
     "gsm8k": lambda extras, gym: GSM8kEnv(extras, _math_comparison(gym)),
     "gsm8k_multi_turn": lambda extras, gym: GSM8kMultiTurnEnv(extras),
     "lcb": lambda extras, gym: CodeEnv(extras, _program_runner(gym)),
-    "llm_as_a_judge": lambda extras, gym: LLMJudgeEnv(
-        extras, gym.llm_as_a_judge, api_key("OPENAI_API_KEY"), gym.service_patience_seconds
-    ),
+    "llm_as_a_judge": lambda extras, gym: LLMJudgeEnv(extras, _judge(gym.llm_as_a_judge, gym)),
     MCP: lambda extras, gym: _mcp(gym)(extras),
     "multiply": lambda extras, gym: MultiplyEnv(extras),
     PAIRWISE: lambda extras, gym: _pairwise_judge(gym)(extras),
@@ -97,12 +103,10 @@ _BUILT_IN: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
     "reward_model": lambda extras, gym: RewardModelEnv(
         extras, gym.reward_model, api_key(REWARD_TOKEN), gym.service_patience_seconds
     ),
-    "search": lambda extras, gym: SearchEnv(extras, gym.search, api_key(TOKEN_VARIABLE), gym.service_patience_seconds),
-    "searchcode": lambda extras, gym: SearchCodeEnv(
-        extras, gym.search, _sandbox(gym.sandbox_tier), api_key(TOKEN_VARIABLE), gym.service_patience_seconds
-    ),
+    "search": lambda extras, gym: SearchEnv(extras, _retrieve(gym)),
+    "searchcode": lambda extras, gym: SearchCodeEnv(extras, _retrieve(gym), shared_sandbox(gym.sandbox_tier)),
     "text2sql": lambda extras, gym: Text2SQLEnv(
-        extras, gym.text2sql, _sandbox(gym.sandbox_tier, Path(gym.text2sql.db_path).expanduser().resolve())
+        extras, gym.text2sql, shared_sandbox(gym.sandbox_tier, (Path(gym.text2sql.db_path).expanduser().resolve(),))
     ),
 }
 """Makers of the built-in environments, whose facts are in `ENVIRONMENTS`."""
@@ -200,11 +204,8 @@ def _mcp(gym: SkyRLGymConfig) -> McpTask:
 
 def _pairwise_judge(gym: SkyRLGymConfig) -> GroupReward:
     """Rewards by a judge that compares the answers of a group."""
-    settings, key = gym.pairwise_judge, api_key("OPENAI_API_KEY")
-    service = JudgeService(
-        model=settings.model, base_url=settings.base_url, api_key=key, patience=gym.service_patience_seconds
-    )
-    return GroupReward(PairwiseJudge(service=service, settings=settings))
+    settings = gym.pairwise_judge
+    return GroupReward(PairwiseJudge(service=_judge(settings, gym), settings=settings))
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""Reads values from the row of a prompt, and marked parts from a text."""
+"""Reads values from the row of a prompt and marked parts from a text, and makes texts from outside acceptable."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ def ground_truth(extras: Mapping[str, Any], env: str, kind: type | tuple[type, .
 
 def max_turns(extras: Mapping[str, Any], default: int) -> int:
     """`max_turns` of the row, or of its `extra_info`. Raises `TaskError` unless it is a positive whole number."""
-    info = extras.get("extra_info")
-    result = extras.get("max_turns") or (info.get("max_turns") if isinstance(info, Mapping) else None) or default
+    result = _turns_of_row(extras) or default
     if not isinstance(result, int) or result < 1:
         raise TaskError(f"the row's max_turns is {result!r}, not a positive whole number")
     return result
@@ -73,9 +72,13 @@ def max_turns(extras: Mapping[str, Any], default: int) -> int:
 
 def capped_max_turns(extras: Mapping[str, Any], limit: int) -> Any:
     """The row's `max_turns`, but at most `limit`, since a later turn would never be rewarded. Without one: `limit`."""
-    info = extras.get("extra_info")
-    row_limit = extras.get("max_turns") or (info.get("max_turns") if isinstance(info, Mapping) else None) or limit
+    row_limit = _turns_of_row(extras) or limit
     return min(row_limit, limit) if isinstance(row_limit, int) else row_limit
+
+
+def _turns_of_row(extras: Mapping[str, Any]) -> Any:
+    info = extras.get("extra_info")
+    return extras.get("max_turns") or (info.get("max_turns") if isinstance(info, Mapping) else None)
 
 
 def between(text: str, opening: str, closing: str) -> Iterator[str]:
@@ -101,3 +104,11 @@ def last_between(text: str, opening: str, closing: str) -> str | None:
     """The last of `between`, or None."""
     last = deque(between(text, opening, closing), maxlen=1)
     return last[0] if last else None
+
+
+def tokenizable(text: str) -> str:
+    """The text with U+FFFD in place of each lone surrogate, which JSON can spell and UTF-8 cannot hold.
+
+    Two surrogates that make up a character become that character.
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

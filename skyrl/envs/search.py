@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import string
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -19,13 +19,15 @@ from attrs import frozen
 from skyrl.config.settings.environment import SearchEnvConfig
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.http_json import PATIENCE, ServiceReply, post
-from skyrl.envs.rows import first_between, ground_truth, last_between, max_turns
-from skyrl.envs.texts import tokenizable
+from skyrl.envs.rows import first_between, ground_truth, last_between, max_turns, tokenizable
 from skyrl.processes.answers import BadAnswer, read
 
 LONGEST_QUERY, SHOWN_CHARACTERS = 2000, 8000
 TOKEN_VARIABLE = "SKYRL_RETRIEVER_TOKEN"
 """Environment variable with the token of a retriever, for its server and its clients."""
+
+Retrieve = Callable[[str], ServiceReply[str]]
+"""Finds documents for a query, as text: `ask_retriever` of a service."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -49,17 +51,10 @@ class _SearchResults:
 class SearchEnv(Env):
     """`reward_spec.ground_truth` is `{"target": answer}` or `{"target": [answers]}`, or a text."""
 
-    def __init__(
-        self,
-        extras: Mapping[str, Any],
-        settings: SearchEnvConfig,
-        token: str | None = None,
-        patience: float = PATIENCE,
-    ) -> None:
-        """`token` is the token that the retriever requires, if any; `patience` is in seconds."""
+    def __init__(self, extras: Mapping[str, Any], retrieve: Retrieve) -> None:
         super().__init__(extras)
         self._targets = targets(ground_truth(extras, "search", (str, dict)))
-        self._settings, self._token, self._patience = settings, token, patience
+        self._retrieve = retrieve
         self._max_turns = max_turns(extras, default=2)
         self._turns = 0
         self._said = ""
@@ -73,28 +68,27 @@ class SearchEnv(Env):
             normalized_answer = None if answer is None else normalized(answer)
             return EnvStep(reward=score(self._said, self._targets), done=True, answer=normalized_answer)
         query = first_between(action, "<search>", "</search>")
-        results = self._search(query) if query is not None else "Write a query between <search> and </search>."
+        results = "Write a query between <search> and </search>."
+        if query is not None:
+            reply = self._retrieve(query)
+            self._counts["searches"] += 1
+            self._counts["retries"] += reply.retries
+            results = reply.value
         observation = f"\n<information>{results}</information>\n"
         return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": observation},))
 
     def get_metrics(self) -> dict[str, float]:
         return {**self._counts, "turns": float(self._turns)}
 
-    def _search(self, query: str) -> str:
-        result = ask_retriever(self._settings, self._token, query, self._patience)
-        self._counts["searches"] += 1
-        self._counts["retries"] += result.retries
-        return result.value
-
 
 def ask_retriever(
     settings: SearchEnvConfig, token: str | None, query: str, patience: float = PATIENCE
 ) -> ServiceReply[str]:
-    """Documents that the retriever finds, as text. Raises as `post`."""
+    """Documents that the retriever finds, as text. `token` is the token that it requires, if any; `patience` is in
+    seconds. Raises as `post`.
+    """
     body = {"query": query[:LONGEST_QUERY], "topk": settings.topk, "return_scores": True}
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    seconds = settings.timeout
-    answer = post(settings.search_url, body, documents, seconds=seconds, patience=patience, headers=headers)
+    answer = post(settings.search_url, body, documents, seconds=settings.timeout, patience=patience, token=token)
     if settings.log_requests:
         print(f"search {query[:200]!r}: {answer.value[:200]!r}", file=sys.stderr)
     return answer

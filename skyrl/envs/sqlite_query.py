@@ -50,7 +50,7 @@ def answer(db: str, query: str, rows: int, seconds: float) -> dict[str, object]:
     columns = [column[0] for column in cursor.description or ()]
     return {
         "columns": columns,
-        "rows": [[plain(value) for value in row] for row in result[:rows]],
+        "rows": [[{"blob": item.hex()} if isinstance(item, bytes) else item for item in row] for row in result[:rows]],
         "cut": len(result) > rows,
     }
 
@@ -67,11 +67,6 @@ def allowed(action: int, first: object, second: object, *_: object) -> int:
         or (action == sqlite3.SQLITE_PRAGMA and str(first).lower() in _PRAGMAS)
     )
     return sqlite3.SQLITE_OK if fine else sqlite3.SQLITE_DENY
-
-
-def plain(value: object) -> object:
-    """A SQLite value in a JSON-compatible form; a blob becomes its hexadecimal digits."""
-    return {"blob": value.hex()} if isinstance(value, bytes) else value
 
 
 if __name__ == "__main__":

@@ -18,8 +18,7 @@ from typing import Any
 
 from skyrl.config.settings.environment import Text2SQLEnvConfig
 from skyrl.envs.env import Env, EnvStep
-from skyrl.envs.rows import first_between, ground_truth, max_turns
-from skyrl.envs.texts import tokenizable
+from skyrl.envs.rows import first_between, ground_truth, max_turns, tokenizable
 from skyrl.errors import TaskError
 from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
 
@@ -59,7 +58,8 @@ class Text2SQLEnv(Env):
         self._said += action
         if ("<solution>" in action and "</solution>" in action) or self._turns >= self._max_turns:
             return EnvStep(reward=self._reward(), done=True)
-        observation = f"\n\n<observation>{self._look(action)}\n{self._turns_left()}</observation>\n\n"
+        left = self._max_turns - self._turns
+        observation = f"\n\n<observation>{self._look(action)}\n({left} turns left)</observation>\n\n"
         self._said += "<observation></observation>"  # content of the database must not affect the check of the form
         return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": observation},))
 
@@ -74,9 +74,6 @@ class Text2SQLEnv(Env):
         result = self._ask(query, TOOL_SECONDS, SHOWN_ROWS)
         self._counts["failed_queries"] += "error" in result
         return result_text(result)
-
-    def _turns_left(self) -> str:
-        return f"({self._max_turns - self._turns} turns left)"
 
     def _reward(self) -> float:
         query = solution(self._said)

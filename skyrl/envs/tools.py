@@ -31,7 +31,7 @@ from skyrl.chats.tool_calls import Call, CallParser, hermes
 from skyrl.envs.coroutines import awaited
 from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.envs.http_json import ServiceError
-from skyrl.envs.texts import tokenizable
+from skyrl.envs.rows import tokenizable
 from skyrl.errors import SkyRLError, TaskError
 from skyrl.tree.frames import described, raised_at
 
@@ -91,7 +91,7 @@ class Tool:
         """
         if not callable(function) or not hasattr(function, "__name__"):
             raise TaskError(f"a tool is a function or a Tool(name=..., run=...), not {function!r:.80}")
-        if _is_without_object(function):
+        if inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), "") == "self":
             name = function.__name__
             raise TaskError(f"the tool {name} is a method: set self.tools = (self.{name},) in __init__")
         from transformers.utils import chat_template_utils as chat
@@ -167,12 +167,12 @@ class ToolEnv(Env):
             kind = type(named).__name__
             raise TaskError(f"{type(self).__name__}.tools is a {kind}, not a tuple: write (tool,) in place of tool")
         for item in named:
-            yield item if isinstance(item, Tool) else self._tool_of(item)
-
-    def _tool_of(self, function: Callable[..., Any]) -> Tool:
-        if not inspect.isroutine(function) or function not in self._made:
-            self._made[function] = Tool.from_function(function)
-        return self._made[function]
+            if isinstance(item, Tool):
+                yield item
+                continue
+            if not inspect.isroutine(item) or item not in self._made:
+                self._made[item] = Tool.from_function(item)
+            yield self._made[item]
 
     def _tool_message(self, call: Call) -> Message:
         self._counts["tool_calls"] += 1
@@ -235,11 +235,6 @@ def _report_once(tool: str, error: BaseException) -> None:
     if kind not in _REPORTED:
         _REPORTED.add(kind)
         _log.warning("the tool %s raised %s: the answer to the call says so", tool, described(error))
-
-
-def _is_without_object(function: Callable[..., Any]) -> bool:
-    """Whether a function is a method of a class, of which no object is known."""
-    return inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), "") == "self"
 
 
 def _run(tool: Tool, arguments: Mapping[str, Any]) -> tuple[Any, BaseException | None] | None:

@@ -10,12 +10,12 @@ Each part is a reward function, or an environment that ends after one turn. A pa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any
 
 from attrs import frozen
 
-from skyrl.envs.coroutines import awaited
+from skyrl.envs.coroutines import awaited, close_all
 from skyrl.envs.env import Env, EnvStep, Message, SampleAwareEnv, SampledAnswer
 from skyrl.envs.rows import copied
 from skyrl.errors import SkipSample
@@ -93,9 +93,7 @@ class WeightedRewardsEnv(SampleAwareEnv):
         return {f"{name}/{metric}": value for name, item in measured for metric, value in item.items()}
 
     def close(self) -> None:
-        with ExitStack() as closing:  # the others are closed even if one raises
-            for _, env in self._parts:
-                closing.callback(_close, env)
+        close_all(*(env for _, env in self._parts))
 
 
 def _number(reward: object, name: str) -> float:
@@ -104,8 +102,3 @@ def _number(reward: object, name: str) -> float:
             value: Any = reward
             return float(value)
     raise TypeError(f"{name} gave the reward {reward!r:.100}, which is not a number")
-
-
-def _close(env: Env) -> None:
-    closing: Any = env.close  # may be a coroutine
-    awaited(closing())

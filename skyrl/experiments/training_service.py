@@ -51,9 +51,8 @@ from skyrl.training_service.backend import (
     SampleResult,
     ServedModel,
 )
-from skyrl.training_service.bank_ranks import BankRanks
 from skyrl.training_service.executor import WEIGHTS
-from skyrl.training_service.model_bank import ModelBank
+from skyrl.training_service.model_bank import BankRanks, ModelBank
 from skyrl.training_service.model_queue import QueuedModel
 from skyrl.training_service.records import ServiceRecords, StepLines
 from skyrl.training_service.samplers import Samplers

@@ -1,4 +1,4 @@
-"""The folder in which a program runs: a place in memory in namespaces, otherwise a new folder on disk."""
+"""Removes folders in which programs ran, whatever they left there."""
 
 from __future__ import annotations
 
@@ -6,26 +6,10 @@ import errno
 import logging
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from skyrl.sandbox.tiers import Tier, has_namespaces
-
 _log = logging.getLogger(__name__)
-
-
-def folder_of(base: str, tier: Tier) -> str:
-    """Path of a process's own folder: in namespaces `base` itself, a mount point for memory, otherwise a new folder on
-    disk inside it, which `remove_folder` removes.
-    """
-    return base if has_namespaces(tier) else tempfile.mkdtemp(dir=base)
-
-
-def remove_folder(folder: str, tier: Tier) -> None:
-    """Remove the folder that `folder_of` returned, if it is on disk."""
-    if not has_namespaces(tier):
-        remove_tree(folder)
 
 
 def remove_tree(folder: str) -> None:

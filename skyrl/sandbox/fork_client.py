@@ -20,18 +20,18 @@ from skyrl.errors import ProcessError
 from skyrl.sandbox import fork_server
 from skyrl.sandbox.folders import remove_tree
 from skyrl.sandbox.memory_groups import MemoryGroup, MemoryGroups, sweep
-from skyrl.sandbox.tiers import Tier, command, has_namespaces, needed_by_python
+from skyrl.sandbox.tiers import Tier, bubblewrap, has_namespaces, needed_by_python
 
 START_SECONDS = 60.0
 """Seconds for a server to import its modules, on a busy machine too."""
 
 _ROOT = Path(__file__).parents[2]
 _BEGIN = "import sys; sys.path.insert(0, sys.argv[1]); from skyrl.sandbox import fork_server; fork_server.main()"
-_MODULES = ("__init__", "fork_server", "confinement", "endings", "landlock", "memory_use", "system_calls")
 _OURS = (
     "__init__.py",
-    *(f"sandbox/{name}.py" for name in _MODULES),
+    *(f"sandbox/{name}.py" for name in ("__init__", "fork_server", "confinement", "landlock", "system_calls")),
 )
+"""Files of skyrl that the server reads."""
 
 
 @frozen(kw_only=True)
@@ -71,6 +71,19 @@ class ForkClient:
         """Path at which each process in namespaces sees its own folder; other processes have theirs inside it."""
         self._expect()
         return self._folder
+
+    def take(self, memory_bytes: int) -> tuple[str, MemoryGroup | None]:
+        """A folder and a control group for one process, to be given back. In namespaces the folder is a mount point
+        for memory, the same for all, otherwise a new one on disk.
+        """
+        folder = self.folder if has_namespaces(self._tier) else tempfile.mkdtemp(dir=self.folder)
+        return folder, self.groups.take(memory_bytes)
+
+    def give_back(self, folder: str, group: MemoryGroup | None) -> None:
+        """Take back the folder and the group of a process that has ended completely."""
+        self.groups.give_back(group)
+        if not has_namespaces(self._tier):
+            remove_tree(folder)
 
     def fork(
         self,
@@ -145,17 +158,13 @@ class ForkClient:
                 process.kill()
                 process.wait()
 
-    def _create_folder(self) -> None:
-        """Create a folder of this process, which is removed with it, whether or not a server starts."""
-        if self._owner != os.getpid() or not self._folder:
+    def _start(self) -> None:
+        if self._owner != os.getpid() or not self._folder:  # which is removed with this process, if nothing starts too
             sweep()
             self._socket = self._process = None  # those of the process that this one was forked from
             self._folder, self._owner = tempfile.mkdtemp(prefix="skyrl-sandbox-"), os.getpid()
             atexit.register(self.close)
         os.chmod(self._folder, 0o755)  # for the users of processes, who mount or have folders of their own there
-
-    def _start(self) -> None:
-        self._create_folder()
         client_socket, server_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with server_socket, tempfile.TemporaryFile() as errors:
             self._process = subprocess.Popen(
@@ -191,7 +200,8 @@ class ForkClient:
             "modules": self._modules,
             "readable": readable if self._tier == "bwrap" else [*readable, self._folder],
         }
-        seen = [*readable, *(str(_ROOT / "skyrl" / name) for name in _OURS)]
         isolated = ["-I"] if self._modules else ["-I", "-S"]
         python = [sys.executable, *isolated, "-c", _BEGIN, str(_ROOT), json.dumps(settings)]
-        return command(self._tier, python, folder=self._folder, readable=seen)
+        if self._tier != "bwrap":
+            return python
+        return [*bubblewrap(self._folder, [*readable, *(str(_ROOT / "skyrl" / name) for name in _OURS)]), *python]

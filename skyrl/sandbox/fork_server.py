@@ -11,6 +11,7 @@ a service gets a network in its namespace, and the socket that listens there is 
 alone.
 """
 
+import atexit
 import gc
 import importlib
 import importlib.machinery
@@ -27,7 +28,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from skyrl.sandbox import confinement, endings, memory_use
+from skyrl.sandbox import confinement
 
 TIMED_OUT = 124
 READY = b"ready"
@@ -91,7 +92,7 @@ def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[in
     deadline = time.monotonic() + request["limits"]["seconds"]
     control = socket.socket(fileno=files.pop())
     group = files.pop() if request["group"] else None
-    kills = memory_use.kills_in(group)
+    kills = _kills_in(group)
     code = TIMED_OUT
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -109,14 +110,14 @@ def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[in
         child = os.fork()
         if child == 0:
             if group is not None and os.geteuid() == 0:
-                memory_use.join(group)
+                _join_group(group)
             if group is not None:
                 os.close(group)
             (_init if settings["namespaces"] else _program)(settings, request, files, control, user)
         for number in files:
             os.close(number)
         limit = request["limits"]["memory_bytes"]
-        code = _wait(child, control, deadline, lambda: memory_use.is_over(limit) or memory_use.kills_in(group) > kills)
+        code = _wait(child, control, deadline, lambda: _uses_more_than(limit) or _kills_in(group) > kills)
         _sweep(None if settings["namespaces"] else user)
         control.sendall(f"code: {code}".encode())
     except OSError as error:
@@ -177,13 +178,13 @@ def _program(
     _close_all_but(source)
     if request["command"]:
         os.close(source)
-        code = endings.code_of(lambda: _become_command(request))
+        code = _exit_code(lambda: _become_command(request))
     elif request["module"]:
         os.close(source)
-        code = endings.code_of(importlib.import_module(request["module"]).main)
+        code = _exit_code(importlib.import_module(request["module"]).main)
     else:
-        code = endings.code_of(lambda: _run_program(source))
-    endings.end(code)
+        code = _exit_code(lambda: _run_program(source))
+    _end(code)
 
 
 def _open_standard_streams() -> None:
@@ -229,6 +230,58 @@ def _close_all_but(kept: int) -> None:
                 os.close(int(name))
 
 
+def _exit_code(work: Callable[[], object]) -> int:
+    """Run `work` and return its exit code. An exception is written to standard error in one line."""
+    try:
+        work()
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        _say(str(end.code))
+        return 1
+    except BaseException as error:  # noqa: BLE001  # the exit code says that the program failed
+        _say(f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+def _end(code: int) -> None:
+    """End the process as `python program.py` does, up to the point where none of its output can be lost: wait for the
+    program's threads, call its exit handlers, and flush its buffers. The interpreter was forked and is not finalized,
+    which would take longer than most programs.
+    """
+    try:
+        threading = sys.modules.get("threading")
+        if threading is not None:
+            code = _exit_code(threading._shutdown) or code
+        with suppress(BaseException):
+            atexit._run_exitfuncs()
+        if not _flushed():
+            code = code or 1
+        with suppress(BaseException):  # files that the program left open are flushed with the last reference to them
+            vars(sys.modules["__main__"]).clear()
+            gc.collect()
+            _flushed()
+    finally:
+        os._exit(code & 255)
+
+
+def _flushed() -> bool:
+    complete = True
+    for stream in (sys.stdout, sys.__stdout__):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except (OSError, ValueError, AttributeError):
+            complete = False
+    return complete
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        os.write(2, f"{text}\n".encode(errors="replace")[:2000])
+
+
 def _wait(child: int, control: socket.socket, deadline: float, is_over: Callable[[], bool]) -> int:
     """Wait for the child, or kill it. Returns its exit code, 128 + the signal that ended it, or `TIMED_OUT`.
 
@@ -247,6 +300,52 @@ def _wait(child: int, control: socket.socket, deadline: float, is_over: Callable
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     return _code(status) if ended or killed else TIMED_OUT
+
+
+def _uses_more_than(limit: int) -> bool:
+    """Whether the processes that descend from this one use more than `limit` bytes.
+
+    Resident pages are counted first, which counts shared pages once for each process. If that exceeds the limit, each
+    page is divided by the number of its users; a process that hides its pages is still counted in full.
+    """
+    processes: list[int] = []
+    if os.path.exists("/proc/self/stat"):
+        processes = confinement.descendants(os.getpid())
+    else:  # in namespaces, /proc shows the program alone, without this process
+        with suppress(OSError):
+            processes = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    if sum(map(_resident, processes)) <= limit:
+        return False
+    return sum(map(_share, processes)) > limit
+
+
+def _join_group(group: int) -> None:
+    """Put this process, and all that it starts, into the control group of this descriptor."""
+    procs = os.open("cgroup.procs", os.O_WRONLY, dir_fd=group)
+    try:
+        os.write(procs, b"0")
+    finally:
+        os.close(procs)
+
+
+def _kills_in(group: int | None) -> int:
+    """Number of processes of the control group that the kernel has killed for its limit; 0 without a group."""
+    for name in ("memory.events", "memory.oom_control") if group is not None else ():
+        with suppress(OSError), open(os.open(name, os.O_RDONLY, dir_fd=group), encoding="ascii") as lines:
+            return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return 0
+
+
+def _resident(pid: int) -> int:
+    with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def _share(pid: int) -> int:
+    with suppress(OSError, ValueError), open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as lines:
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss:", "SwapPss:")))
+    return _resident(pid)
 
 
 def _code(status: int) -> int:

@@ -62,7 +62,11 @@ async def _forward(listener: socket.socket, service: tuple[str, int], started: F
         try:
             if connected <= MOST_CONNECTIONS:
                 with suppress(OSError):
-                    await _joined(reader, writer, service)
+                    service_reader, service_writer = await asyncio.open_connection(*service)
+                    try:
+                        await asyncio.gather(_copy_stream(reader, service_writer), _copy_stream(service_reader, writer))
+                    finally:
+                        service_writer.close()
         finally:
             connected -= 1
             writer.close()
@@ -71,14 +75,6 @@ async def _forward(listener: socket.socket, service: tuple[str, int], started: F
     started.set_result(lambda: loop.call_soon_threadsafe(ending.set))
     await ending.wait()
     server.close()
-
-
-async def _joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, service: tuple[str, int]) -> None:
-    service_reader, service_writer = await asyncio.open_connection(*service)
-    try:
-        await asyncio.gather(_copy_stream(reader, service_writer), _copy_stream(service_reader, writer))
-    finally:
-        service_writer.close()
 
 
 async def _copy_stream(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:

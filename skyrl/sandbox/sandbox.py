@@ -1,6 +1,7 @@
 """Runs untrusted programs, each in a separate process with a deadline and limits.
 
     Sandbox(tier).run(program, stdin, limits) -> Ran(stdout, how it ended)
+    ConfinedProcess(sandbox, limits, streams, command=...) -> close() -> how it ended
 
 Tiers are in `tiers.py`. A process is forked from a warm interpreter (`fork_server.py`), so that a call takes
 milliseconds and shares no state with earlier calls.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import socket
 import sys
 import time
@@ -24,14 +26,16 @@ from attrs import asdict, field, frozen
 from skyrl.errors import ProcessError, UserError
 from skyrl.sandbox import landlock
 from skyrl.sandbox.confinement import is_reachable, unused_user_id
-from skyrl.sandbox.folders import folder_of, remove_folder
 from skyrl.sandbox.fork_client import Command, ForkClient
 from skyrl.sandbox.fork_server import LISTENING, TIMED_OUT
 from skyrl.sandbox.forwarding import forwarding
-from skyrl.sandbox.tiers import TIERS, Tier, has_namespaces, missing
+from skyrl.sandbox.tiers import TIERS, Tier, has_namespaces
 
 GRACE = 0.5
 """Seconds that the supervisor has, after the deadline, to end the processes that it started."""
+
+FOREVER = 10**6
+"""Seconds of a process that has no deadline."""
 
 
 @frozen(kw_only=True)
@@ -108,7 +112,7 @@ class Sandbox:
         The program is ended at once when the descriptor `until` becomes readable. Raises `ProcessError` if the sandbox
         itself does not work.
         """
-        return _run(self.client, self.tier, program, stdin, limits or ResourceLimits(), until)
+        return _run(self.client, program, stdin, limits or ResourceLimits(), until)
 
     def run_command(self, command: Command, stdin: bytes = b"", limits: ResourceLimits | None = None) -> Ran:
         """Run a command with the limits of `run`. The only network address it can reach is that of its service.
@@ -117,7 +121,7 @@ class Sandbox:
         """
         if not has_namespaces(self.tier):
             raise ProcessError(f"the sandbox tier {self.tier!r} gives a command no network of its own")
-        return _run(self.client, self.tier, command, stdin, limits or ResourceLimits())
+        return _run(self.client, command, stdin, limits or ResourceLimits())
 
     def record(self) -> dict[str, object]:
         """The tier and limits in force, for the run's record."""
@@ -148,6 +152,64 @@ class Sandbox:
 
 
 @cache
+def shared_sandbox(
+    tier: Tier | Literal["auto"], readable: tuple[Path, ...] = (), modules: tuple[str, ...] = ()
+) -> Sandbox:
+    """The sandbox of this process with these settings."""
+    return Sandbox(tier, readable=readable, modules=modules)
+
+
+class ConfinedProcess:
+    """A process, in a folder of its own, that runs until it is closed, with streams that its owner chooses.
+
+    `close` may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        limits: ResourceLimits,
+        streams: Sequence[int],
+        *,
+        module: str = "",
+        command: Command | None = None,
+    ) -> None:
+        """`streams` are descriptors of its standard input, output and errors, which the caller closes. It runs `main`
+        of a module, or a command. `limits.seconds` is not used. Raises `ProcessError`.
+        """
+        self._client = sandbox.client
+        self._folder, self._group = self._client.take(limits.memory_bytes)
+        limit_values = asdict(limits) | {"seconds": FOREVER}
+        try:
+            ends = [streams[0], *streams]  # the first is where a program would be read from
+            self._control: socket.socket | None = self._client.fork(
+                module, ends, limit_values, self._folder, self._group, command
+            )
+        except BaseException:
+            self._client.give_back(self._folder, self._group)
+            raise
+
+    def close(self, patience: float = 0.001) -> str:
+        """End the process, and wait until nothing of it is left. Returns how it ended if it had ended by itself or does
+        so within `patience` seconds.
+        """
+        control, self._control = self._control, None
+        if control is None:
+            return ""
+        with control:
+            report = receive(control, patience)
+            if not report:
+                with suppress(OSError):
+                    control.shutdown(socket.SHUT_WR)
+                receive(control, 10 * GRACE)
+        self._client.give_back(self._folder, self._group)
+        code = int(report.removeprefix("code: ")) if report and report.startswith("code: ") else -1
+        if code > 128:
+            return f"signal {code - 128} ended its process"
+        return f"its process ended with exit code {code}" if code >= 0 else report or ""
+
+
+@cache
 def strongest_tier() -> Tier:
     """The strongest tier that this machine has."""
     return next((tier for tier in reversed(TIERS) if not why_unavailable(tier)), "process")
@@ -158,11 +220,11 @@ def why_unavailable(tier: Tier) -> str:
     """Reason why this machine lacks the tier; empty if programs really run in it here."""
     if sys.platform != "linux":
         return "sandboxes need Linux"
-    if missing(tier):
-        return f"there is no command {missing(tier)!r}; install bubblewrap"
+    if tier == "bwrap" and shutil.which("bwrap") is None:
+        return "there is no command 'bwrap'; install bubblewrap"
     client = ForkClient(tier)
     try:
-        ran = _run(client, tier, "print('here')", b"", ResourceLimits())
+        ran = _run(client, "print('here')", b"", ResourceLimits())
     except ProcessError as error:
         return str(error)
     finally:
@@ -176,19 +238,10 @@ def why_weaker(tier: Tier) -> str:
     return "; ".join(f"{item!r} does not start here: {why_unavailable(item)}" for item in reversed(stronger))
 
 
-def _run(
-    client: ForkClient,
-    tier: Tier,
-    job: str | Command,
-    stdin: bytes,
-    limits: ResourceLimits,
-    until: int | None = None,
-) -> Ran:
+def _run(client: ForkClient, job: str | Command, stdin: bytes, limits: ResourceLimits, until: int | None = None) -> Ran:
     """Run Python source or a command."""
     program, command = (job, None) if isinstance(job, str) else ("", job)
-    folder = folder_of(client.folder, tier)
-    groups = client.groups
-    group = groups.take(limits.memory_bytes)
+    folder, group = client.take(limits.memory_bytes)
     files = [_memory_file(program.encode(errors="replace")), _memory_file(stdin)]
     outputs = [os.pipe(), os.pipe()]
     try:
@@ -203,8 +256,7 @@ def _run(
     finally:
         for number in [*files, *(end for pair in outputs for end in pair if end >= 0)]:
             os.close(number)
-        groups.give_back(group)
-        remove_folder(folder, tier)
+        client.give_back(folder, group)
     if not complete:
         return Ran(ended="output", code=-1, stdout=kept[0], stderr=kept[1])
     ended: Literal["exit", "timeout"] = "timeout" if code == TIMED_OUT else "exit"

@@ -34,20 +34,10 @@ def has_namespaces(tier: Tier) -> bool:
     return tier != "process"
 
 
-def missing(tier: Tier) -> str:
-    """The command that the tier needs but this machine lacks; empty if there is none."""
-    return "bwrap" if tier == "bwrap" and shutil.which("bwrap") is None else ""
-
-
-def command(tier: Tier, python: Sequence[str], *, folder: str, readable: Sequence[str]) -> list[str]:
-    """Command that starts the fork server in this tier. `python` is its command without a tier, `readable` the paths
-    that it reads.
+def bubblewrap(folder: str, readable: Sequence[str]) -> list[str]:
+    """Start of a command that creates new, almost empty mounts, in which the paths `readable` and an empty `folder` are
+    seen. The fork server separates processes, network and IPC itself.
     """
-    return [*_bubblewrap(folder, readable), *python] if tier == "bwrap" else list(python)
-
-
-def _bubblewrap(folder: str, readable: Sequence[str]) -> list[str]:
-    """Command that creates new, almost empty mounts. The fork server separates processes, network and IPC itself."""
     arguments = [shutil.which("bwrap") or "bwrap", "--proc", "/proc", "--dev", "/dev", "--dir", folder, "--chdir", "/"]
     for path in _SYSTEM:
         if os.path.islink(path):

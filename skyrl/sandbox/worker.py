@@ -17,10 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from skyrl.errors import WorkerEnded
-from skyrl.sandbox.confined import ConfinedProcess
-from skyrl.sandbox.sandbox import GRACE, ResourceLimits, Sandbox
+from skyrl.sandbox.sandbox import FOREVER, GRACE, ConfinedProcess, ResourceLimits, Sandbox
 
-_FOREVER = 10**6
 _PART = 1 << 20
 
 
@@ -43,7 +41,7 @@ class Worker:
     def ask(self, question: object, seconds: float | None) -> Any:
         """Return the answer to the question. Raises `WorkerEnded`, and TypeError for a question that is not JSON."""
         line = json.dumps(question).encode() + b"\n"
-        deadline = time.monotonic() + (_FOREVER if seconds is None else seconds)
+        deadline = time.monotonic() + (FOREVER if seconds is None else seconds)
         try:
             self._line.settimeout(max(0.001, deadline - time.monotonic()))
             self._line.sendall(line)

@@ -9,8 +9,7 @@ from itertools import islice
 from math import isfinite
 from numbers import Integral, Real
 
-from skyrl.envs.rows import ground_truths
-from skyrl.envs.texts import tokenizable
+from skyrl.envs.rows import ground_truths, tokenizable
 from skyrl.processes.redaction import redacted_tree
 
 LONGEST_TEXT = 2000

@@ -7,10 +7,11 @@ One vector makes a step of Adam, a norm, a move and a sum over ranks one operati
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 import torch
-from attrs import field, frozen
+from attrs import frozen
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -46,11 +47,9 @@ class AdapterLayout:
     hidden: int
     """Number of inputs of a value head."""
 
-    shapes: tuple[torch.Size, ...] = field(init=False)
-    """Shapes of A, (rank, in), and B, (out, rank), of each layer in turn."""
-
-    @shapes.default
-    def _shapes_of_layers(self) -> tuple[torch.Size, ...]:
+    @cached_property
+    def shapes(self) -> tuple[torch.Size, ...]:
+        """Shapes of A, (rank, in), and B, (out, rank), of each layer in turn."""
         rank, layers = self.spec.rank, self.layers.values()
         pairs = ((torch.Size((rank, layer.in_features)), torch.Size((layer.out_features, rank))) for layer in layers)
         return tuple(shape for pair in pairs for shape in pair)

@@ -13,18 +13,20 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from attrs import asdict, frozen
 
 from skyrl.config import TrainingServiceConfig
 from skyrl.endpoint.fields import Fields
+from skyrl.endpoint.reply import Json
 from skyrl.errors import PassError, RequestError, RunError
 from skyrl.processes.service_app import json_object
-from skyrl.training_service.backend import AdamSettings, AdapterSpec, Backend, PassRequest, PassResult, ServedModel
-from skyrl.training_service.model_queue import ModelQueue, QueuedModel, Waiting
+from skyrl.training_service.backend import AdamSettings, AdapterSpec, Backend, PassRequest, ServedModel
+from skyrl.training_service.model_queue import ModelQueue, QueuedModel
 from skyrl.training_service.passes import PassLimits, pass_body, pass_request
 from skyrl.training_service.publishing import PublishedSnapshots
 from skyrl.training_service.records import PassSummary, ServiceRecords, summary_of
@@ -50,14 +52,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 
 @frozen(kw_only=True)
 class Finished:
     """A request with its outcome, before it is recorded."""
 
-    request: Waiting
+    request: StoredRequest
     outcome: Outcome
     journaled: bool = False
     """Whether the tick's replay needs the request's body."""
@@ -193,9 +193,9 @@ class Executor:
         ended = self.fail_waiting(model, f"the model {model.id} was unloaded")
         return ended if request is None else [*ended, request["id"]]
 
-    async def _passes(self, turn: Sequence[tuple[QueuedModel, Waiting]]) -> None:
+    async def _passes(self, turn: Sequence[tuple[QueuedModel, StoredRequest]]) -> None:
         finished: list[Finished] = []
-        computed: list[tuple[Waiting, PassRequest]] = []
+        computed: list[tuple[StoredRequest, PassRequest]] = []
         for _, request in turn:
             body = self._store.request(request.id).body
             try:
@@ -212,17 +212,21 @@ class Executor:
             raise
         except Exception as error:  # noqa: BLE001 - it becomes the requests' outcome
             results = [error] * len(computed)
-        outcomes = [_pass_outcome(*item, result) for item, result in zip(computed, results, strict=True)]
-        changed = {
-            model_of(entry.request.id)
-            for entry, (_, request) in zip(outcomes, computed, strict=True)
-            if request.backward and not entry.outcome.failed
-        }
+        for (request, parsed), result in zip(computed, results, strict=True):
+            if isinstance(result, Exception):
+                # A refusal is part of the composition that is replayed; after a failure, nothing is known of the pass.
+                refused = isinstance(result, RequestError)
+                finished.append(Finished(request=request, outcome=failure(result), journaled=refused))
+            else:
+                outcome = Outcome(body=pass_body(result), media="application/x-protobuf")
+                summary = summary_of(parsed, result) if parsed.backward else None
+                finished.append(Finished(request=request, outcome=outcome, journaled=True, summary=summary))
+        changed = {item.request.owner for item in finished if item.summary is not None}
         self._changed |= changed
-        content = {"requests": [element.request.id for element in outcomes if element.journaled]}
-        self._record([*finished, *outcomes], "passes" if changed else None, content)
+        content = {"requests": [item.request.id for item in finished if item.journaled]}
+        self._record(finished, "passes" if changed else None, content)
 
-    async def _single(self, model: QueuedModel, request: Waiting) -> None:
+    async def _single(self, model: QueuedModel, request: StoredRequest) -> None:
         run = {
             "create": self._create,
             "create_from": self._create_from,
@@ -231,11 +235,12 @@ class Executor:
             "save": self._save,
             "save_for_sampler": self._save_for_sampler,
             "save_external": self._save_external,
-            "refused": self._refuse,
-        }[request.kind]
-        stored = self._store.request(request.id)
+        }
+        body = self._store.request(request.id).body
         try:
-            await run(model, request, stored)
+            if request.kind == "refused":
+                raise RequestError(body.decode())
+            await run[request.kind](model, request, Fields(json_object(body)))
         except Exception as error:  # noqa: BLE001 - it becomes the request's outcome
             self._record([Finished(request=request, outcome=failure(error))], None, {})
             if request.seq == 0:
@@ -243,17 +248,15 @@ class Executor:
                 self.queue.remove(model.id)
                 self.fail_waiting(model, f"the model {model.id} could not be created")
 
-    async def _create(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
-        fields = Fields(json_object(stored.body))
+    async def _create(self, model: QueuedModel, request: StoredRequest, fields: Fields) -> None:
         model.spec = adapter_spec(fields, self._settings, self._model, model.id)
         await self._backend.create(model.id, model.spec)
         answer = {"model_id": model.id, "type": "create_model"}
         with self._store.transaction():
             self._add_model(model, fields)
-            self._finish(request, answer, "create", {"model": model.id, "spec": _plain(model.spec)})
+            self._finish(request, answer, "create", model=model.id, spec=_plain(model.spec))
 
-    async def _create_from(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
-        fields = Fields(json_object(stored.body))
+    async def _create_from(self, model: QueuedModel, request: StoredRequest, fields: Fields) -> None:
         row, optimizer = self._checkpoint(fields, model.client)
         model.spec = _spec(row["spec"])
         await self._backend.create(model.id, model.spec)
@@ -266,46 +269,37 @@ class Executor:
         content = {"model": model.id, "spec": _plain(model.spec), "folder": row["folder"], "optimizer": optimizer}
         with self._store.transaction():
             self._add_model(model, fields)
-            self._finish(request, answer, "create_from", content)
+            self._finish(request, answer, "create_from", **content)
 
-    async def _load(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
-        row, optimizer = self._checkpoint(Fields(json_object(stored.body)), model.client)
+    async def _load(self, model: QueuedModel, request: StoredRequest, fields: Fields) -> None:
+        row, optimizer = self._checkpoint(fields, model.client)
         await self._backend.load(model.id, self.weights / row["folder"], optimizer=optimizer)
         answer = {"path": row["path"], "model_id": model.id, "type": "load_weights"}
         with self._store.transaction():
-            content = {"model": model.id, "folder": row["folder"], "optimizer": optimizer}
-            self._finish(request, answer, "load", content)
+            self._finish(request, answer, "load", model=model.id, folder=row["folder"], optimizer=optimizer)
 
-    async def _step(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
-        settings = adam_settings(Fields(json_object(stored.body)))
+    async def _step(self, model: QueuedModel, request: StoredRequest, fields: Fields) -> None:
+        settings = adam_settings(fields)
         metrics = dict(await self._backend.optimizer_step(model.id, settings))
         with self._store.transaction():
-            content = {"model": model.id, "settings": asdict(settings)}
-            self._finish(request, {"metrics": metrics, "type": "optim_step"}, "step", content)
+            answer = {"metrics": metrics, "type": "optim_step"}
+            self._finish(request, answer, "step", model=model.id, settings=asdict(settings))
             self._store.run("UPDATE models SET steps = steps + 1 WHERE id = ?", model.id)
         model.steps += 1
         self._steps_since += 1
         if self._records is not None:
             self._records.stepped(model, settings, metrics)
 
-    async def _save(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
-        fields = Fields(json_object(stored.body))
-        path = await self._new_checkpoint(model, request, fields, "weights", fields.boolean("overwrite"))
-        with self._store.transaction():
-            self._insert_checkpoint(path)
-            self._finish(request, {"path": path["path"], "type": "save_weights"})
+    async def _save(self, model: QueuedModel, request: StoredRequest, fields: Fields) -> None:
+        await self._new_checkpoint(model, request, fields, "weights")
 
-    async def _save_for_sampler(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
-        fields = Fields(json_object(stored.body))
+    async def _save_for_sampler(self, model: QueuedModel, request: StoredRequest, fields: Fields) -> None:
         if model.spec is not None and model.spec.value_head:
             raise RequestError("a critic computes values, and has no tokens to sample: store it with save_state")
         if "path" in fields:
-            path = await self._new_checkpoint(model, request, fields, "sampler_weights", overwrite=False)
-            with self._store.transaction():
-                self._insert_checkpoint(path)
-                self._finish(request, {"path": path["path"], "type": "save_weights_for_sampler"})
+            await self._new_checkpoint(model, request, fields, "sampler_weights")
             return
-        number = needed(fields.integer("sampling_session_seq_id", None, least=0, most=2**62), "sampling_session_seq_id")
+        number = fields.required_integer("sampling_session_seq_id", least=0, most=2**62)
         kind = fields.text("kind", "snapshot")
         if kind not in ("snapshot", "inflight"):
             raise RequestError(f"kind has to be snapshot or inflight, not {str(kind)[:40]!r}", param="kind")
@@ -318,56 +312,42 @@ class Executor:
                 self._store.run(
                     "UPDATE samplers SET folder = ?, step = ? WHERE inflight = ?", folder, model.steps, inflight
                 )
-            self._store.run(
-                "INSERT OR REPLACE INTO samplers (id, client, session, folder, inflight, model, step) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                sampler,
-                model.client,
-                model.session,
-                folder,
-                inflight,
-                model.id,
-                model.steps,
-            )
+            row = {"id": sampler, "client": model.client, "session": model.session, "model": model.id, "folder": folder}
+            self._store.insert("samplers", {**row, "step": model.steps, "inflight": inflight}, instead="REPLACE")
             self._store.forget_samplers(model.id, self._settings.max_snapshots)
             self._finish(request, {"sampling_session_id": sampler, "type": "save_weights_for_sampler"})
 
-    async def _save_external(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
+    async def _save_external(self, model: QueuedModel, request: StoredRequest, fields: Fields) -> None:
         raise RequestError(
             "external weights are not supported: the service has no addresses for downloads; save_weights_for_sampler "
             f"writes a folder in {self.weights}, whose format other programs read"
         )
 
-    async def _refuse(self, model: QueuedModel, request: Waiting, stored: StoredRequest) -> None:
-        raise RequestError(stored.body.decode())
-
-    async def _new_checkpoint(
-        self, model: QueuedModel, request: Waiting, fields: Fields, kind: str, overwrite: bool
-    ) -> dict[str, Any]:
-        """Save a model under the name in the request; returns the row to record."""
-        name = needed(fields.text("path"), "path")
+    async def _new_checkpoint(self, model: QueuedModel, request: StoredRequest, fields: Fields, kind: str) -> None:
+        """Save a model under the name in the request: `weights` to go on learning, or `sampler_weights`."""
+        name = fields.required_text("path")
         if not _NAME.fullmatch(name):
             raise RequestError(
                 f"path = {name[:80]!r} is no name for a checkpoint: use letters, digits, '.', '_' and '-'", param="path"
             )
-        path = f"tinker://{model.id}/{kind}/{name}"
+        path, training = f"tinker://{model.id}/{kind}/{name}", kind == "weights"
+        overwrite = training and fields.boolean("overwrite")
         if not overwrite and self._store.fetch_one("SELECT 1 FROM checkpoints WHERE path = ?", path):
             raise RequestError(f"there is a checkpoint {path} already: choose another name, or overwrite it")
         ttl = fields.integer("ttl_seconds", None, least=SHORTEST_TTL, most=LONGEST_TTL)
         metadata = fields.mapping("user_metadata")
-        training = kind == "weights"
         folder = await self._saved(model.id, f"{kind}-{request.seq}", optimizer=training)
         size = sum(file.stat().st_size for file in (self.weights / folder).rglob("*") if file.is_file())
-        others = "SELECT COALESCE(SUM(size), 0) AS size FROM checkpoints WHERE client = ? AND path != ?"
-        used = self._store.fetch_one(others, model.client, path)
-        if used is not None and used["size"] + size > self._settings.client_bytes:
+        others = "SELECT COALESCE(SUM(size), 0) FROM checkpoints WHERE client = ? AND path != ?"
+        used: int = self._store.one(others, model.client, path)[0] + size
+        if used > self._settings.client_bytes:
             shutil.rmtree(self.weights / folder)
             raise RequestError(
-                f"your checkpoints would take {used['size'] + size} bytes, and at most {self._settings.client_bytes} "
-                "are allowed: delete some"
+                f"your checkpoints would take {used} bytes, and at most {self._settings.client_bytes} are allowed: "
+                "delete some"
             )
         now = time.time()
-        return {
+        row = {
             "path": path,
             "model": model.id,
             "client": model.client,
@@ -381,10 +361,9 @@ class Executor:
             "created": now,
             "expires": None if ttl is None else now + ttl,
         }
-
-    def _insert_checkpoint(self, row: Mapping[str, Any]) -> None:
-        marks = ", ".join("?" * len(row))
-        self._store.run(f"INSERT OR REPLACE INTO checkpoints ({', '.join(row)}) VALUES ({marks})", *row.values())
+        with self._store.transaction():
+            self._store.insert("checkpoints", row, instead="REPLACE")
+            self._finish(request, {"path": path, "type": "save_weights" if training else "save_weights_for_sampler"})
 
     async def _saved(self, model_id: str, name: str, *, optimizer: bool) -> str:
         """Save a model in a new folder; returns the folder's name. A restart removes one that was not recorded."""
@@ -393,8 +372,8 @@ class Executor:
         await self._backend.save(model_id, self.weights / folder, optimizer=optimizer)
         return folder
 
-    def _checkpoint(self, fields: Fields, client: str) -> tuple[Mapping[str, Any], bool]:
-        path = needed(fields.text("path"), "path")
+    def _checkpoint(self, fields: Fields, client: str) -> tuple[Json, bool]:
+        path = fields.required_text("path")
         optimizer = fields.boolean("optimizer")
         check_optimizer(fields)
         row = self._store.fetch_one("SELECT * FROM checkpoints WHERE path = ? AND client = ?", path, client)
@@ -408,28 +387,27 @@ class Executor:
         return dict(row), optimizer
 
     def _add_model(self, model: QueuedModel, fields: Fields) -> None:
-        self._store.run(
-            "INSERT INTO models (id, client, session, spec, metadata, next_seq, alive, last_request) "
-            "VALUES (?, ?, ?, ?, ?, 0, 1, ?)",
-            model.id,
-            model.client,
-            model.session,
-            json.dumps(_plain(model.spec)),
-            json.dumps(fields.mapping("user_metadata")),
-            time.time(),
-        )
+        row = {
+            "id": model.id,
+            "client": model.client,
+            "session": model.session,
+            "spec": json.dumps(_plain(model.spec)),
+            "metadata": json.dumps(fields.mapping("user_metadata")),
+            "next_seq": 0,
+            "alive": 1,
+            "last_request": time.time(),
+        }
+        self._store.insert("models", row)
 
-    def _finish(
-        self, request: Waiting, answer: Mapping[str, Any], tick: str | None = None, content: Mapping[str, Any] = {}
-    ) -> None:
-        """Record one request and its tick in the open transaction."""
+    def _finish(self, request: StoredRequest, answer: Json, tick: str | None = None, **content: Any) -> None:
+        """Record one request and its tick, of a model, in the open transaction."""
         if tick is not None:
             self._store.add_tick(tick, content)
             self._changed.add(content["model"])
         self._store.finish(request.id, Outcome(body=json.dumps(answer).encode()))
         self._advance(request)
 
-    def _record(self, finished: Sequence[Finished], tick: str | None, content: Mapping[str, Any]) -> None:
+    def _record(self, finished: Sequence[Finished], tick: str | None, content: Json) -> None:
         """Record several requests and their tick in a transaction of their own."""
         with self._store.transaction():
             number = None if tick is None else self._store.add_tick(tick, content)
@@ -437,20 +415,16 @@ class Executor:
                 self._store.finish(entry.request.id, entry.outcome, number if entry.journaled else None)
                 self._advance(entry.request)
         for item in finished:
-            model = self.queue.get(model_of(item.request.id))
+            model = self.queue.get(item.request.owner)
             if model is None or item.summary is None:
                 continue
             model.loss = item.summary.loss_per_token
             if self._records is not None:
                 self._records.passed(model, item.summary)
 
-    def _advance(self, request: Waiting) -> None:
-        self._store.run(
-            "UPDATE models SET next_seq = ?, last_request = ? WHERE id = ?",
-            request.seq + 1,
-            time.time(),
-            model_of(request.id),
-        )
+    def _advance(self, request: StoredRequest) -> None:
+        update = "UPDATE models SET next_seq = ?, last_request = ? WHERE id = ?"
+        self._store.run(update, request.seq + 1, time.time(), request.owner)
 
     async def _replay(self, tick: Tick) -> None:
         """Do again what a tick did. Results are stored already."""
@@ -476,9 +450,9 @@ class Executor:
 
     def _remove_unneeded(self) -> None:
         """Remove folders that nothing needs any more, and what a killed service left half written."""
-        needed_folders = self._store.folders()
+        needed = self._store.folders()
         for path in self.weights.iterdir():
-            if path.name not in needed_folders:
+            if path.name not in needed:
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -494,29 +468,22 @@ def failure(error: Exception) -> Outcome:
     return Outcome(body=body, failed=True)
 
 
-def needed(value: T | None, name: str) -> T:
-    """A field that a request must have. Raises `RequestError`."""
-    if value is None:
-        raise RequestError(f"{name} is missing", param=name)
-    return value
-
-
-def model_of(request_id: str) -> str:
-    """Id of the model of a request."""
-    return request_id.rpartition(":")[0]
-
-
 def adapter_spec(
     fields: Fields, settings: TrainingServiceConfig, model: ServedModel, model_id: str
 ) -> AdapterSpec | None:
     """The adapter that a `create_model` asks for; None where all weights are trained. Raises `RequestError`."""
-    base = needed(fields.text("base_model"), "base_model")
+    base = fields.required_text("base_model")
     if base not in model.names:
         raise RequestError(
             f"base_model = {base[:80]!r} is not served here: {', '.join(model.names)}", param="base_model"
         )
     check_optimizer(fields)
-    value_head = _is_critic(fields)
+    # SkyRL's clients add the field of the role; the public client has no place for it but the metadata.
+    metadata = Fields(fields.mapping("user_metadata"))
+    role = fields.text("model_role") or metadata.text("model_role") or "policy"
+    if role not in ("policy", "critic"):
+        raise RequestError(f"model_role = {role[:40]!r} is unknown: policy or critic", param="model_role")
+    value_head = role == "critic"
     lora = Fields(fields.mapping("lora_config"))
     fields.ignore("session_id", "model_seq_id", "type")
     fields.finish()
@@ -532,20 +499,8 @@ def adapter_spec(
         raise RequestError(
             "lora_config trains nothing: set train_attn, train_mlp or train_unembed", param="lora_config"
         )
-    assert rank is not None
     seed = seed_from(model_id) if seed is None else seed % 2**63
     return AdapterSpec(rank=rank, seed=seed, value_head=value_head, **parts)
-
-
-def _is_critic(fields: Fields) -> bool:
-    """Whether a `create_model` asks for a critic: in the field that SkyRL's clients add, or in the metadata, the only
-    place that the public client has for it. Raises `RequestError` for another role.
-    """
-    metadata = Fields(fields.mapping("user_metadata"))
-    role = fields.text("model_role") or metadata.text("model_role") or "policy"
-    if role not in ("policy", "critic"):
-        raise RequestError(f"model_role = {role[:40]!r} is unknown: policy or critic", param="model_role")
-    return role == "critic"
 
 
 def check_optimizer(fields: Fields) -> None:
@@ -564,37 +519,24 @@ def adam_settings(fields: Fields) -> AdamSettings:
     adam.refuse_null("learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
     default = AdamSettings()
 
-    def number(name: str, value: float, most: float = 1e9) -> float:
-        read = adam.number(name, value, least=0.0, most=most)
-        assert read is not None
-        return read
-
+    number = partial(adam.number, least=0.0)
     settings = AdamSettings(
-        lr=number("learning_rate", default.lr),
-        beta1=number("beta1", default.beta1, 1.0),
-        beta2=number("beta2", default.beta2, 1.0),
-        eps=number("eps", default.eps),
-        weight_decay=number("weight_decay", default.weight_decay),
-        max_grad_norm=number("grad_clip_norm", default.max_grad_norm),
+        lr=number("learning_rate", default.lr, most=1e9),
+        beta1=number("beta1", default.beta1, most=1.0),
+        beta2=number("beta2", default.beta2, most=1.0),
+        eps=number("eps", default.eps, most=1e9),
+        weight_decay=number("weight_decay", default.weight_decay, most=1e9),
+        max_grad_norm=number("grad_clip_norm", default.max_grad_norm, most=1e9),
     )
     adam.finish()
     return settings
-
-
-def _pass_outcome(request: Waiting, parsed_request: PassRequest, result: PassResult | Exception) -> Finished:
-    if isinstance(result, Exception):
-        # A refusal is part of the composition that is replayed; after a failure, nothing is known about the pass.
-        return Finished(request=request, outcome=failure(result), journaled=isinstance(result, RequestError))
-    outcome = Outcome(body=pass_body(result), media="application/x-protobuf")
-    summary = summary_of(parsed_request, result) if parsed_request.backward else None
-    return Finished(request=request, outcome=outcome, journaled=True, summary=summary)
 
 
 def _plain(spec: AdapterSpec | None) -> dict[str, Any] | None:
     return None if spec is None else asdict(spec)
 
 
-def _given_spec(values: Mapping[str, Any] | None) -> AdapterSpec | None:
+def _given_spec(values: Json | None) -> AdapterSpec | None:
     return None if values is None else AdapterSpec(**values)
 
 

@@ -188,18 +188,16 @@ _ELSEWHERE: Mapping[str, str] = {
 """Losses that other services have -> why this one does not."""
 
 
-def loss_named(name: str) -> LossFunction:
-    """The loss of this name. Raises `RequestError`."""
-    if name in _ELSEWHERE:
-        raise RequestError(f"loss_fn = {name!r} is not supported: {_ELSEWHERE[name]}", param="loss_fn")
-    if name not in LOSSES:
-        raise RequestError(f"loss_fn = {name!r} is unknown; there are {', '.join(LOSSES)}", param="loss_fn")
-    return LOSSES[name]
-
-
 def settings_of(request: PassRequest) -> dict[str, float]:
-    """All settings of the request's loss. Raises `RequestError` for an unknown, a missing or a wrong one."""
-    loss, loss_config = loss_named(request.loss), request.loss_config
+    """All settings of the request's loss. Raises `RequestError` for an unknown loss, and for an unknown, a missing or a
+    wrong setting.
+    """
+    chosen, loss_config = request.loss, request.loss_config
+    if chosen in _ELSEWHERE:
+        raise RequestError(f"loss_fn = {chosen!r} is not supported: {_ELSEWHERE[chosen]}", param="loss_fn")
+    if chosen not in LOSSES:
+        raise RequestError(f"loss_fn = {chosen!r} is unknown; there are {', '.join(LOSSES)}", param="loss_fn")
+    loss = LOSSES[chosen]
     for name, value in loss_config.items():
         if name not in loss.settings:
             has = f"it has {', '.join(loss.settings)}" if loss.settings else "it has no settings"

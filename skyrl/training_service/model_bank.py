@@ -8,9 +8,10 @@ A pass changes a model only if it ends well: gradients are collected apart, and 
 If the joint pass of several models is not finite, or fails, each model is computed alone, because NaN of one model may
 reach the rows of others: no client's weights spoil another client's results.
 
-Several ranks hold the same models and compute on different sequences of a pass; see `bank_ranks.py`. What one of them
-finds out alone, such as too little memory, all of them learn before they go on. If the base is sharded over them, they
-wait for each other in every layer: a rank without sequences goes through the layers, too, and a failure of one ends the
+Several ranks (`BankRanks`) hold the same models. The sequences of a pass are cut over them, and gradients are summed,
+so that all take the same optimizer steps: the number of ranks changes no result beyond rounding. What one of them finds
+out alone, such as too little memory, all of them learn before they go on. If the base is sharded over them, they wait
+for each other in every layer: a rank without sequences goes through the layers, too, and a failure of one ends the
 service, whose journal has what was acknowledged.
 """
 
@@ -18,12 +19,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, count, pairwise, product, starmap
+from itertools import accumulate, count, pairwise, product, repeat, starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -53,6 +55,8 @@ from skyrl.models.files.stored_weights import StoredWeights
 from skyrl.models.lora import adaptable_layers
 from skyrl.models.output_head import in_place_of_the_head
 from skyrl.models.saving.storing import Export
+from skyrl.processes.gather_or_cancel import gather_or_cancel
+from skyrl.processes.handles import Group, Handle
 from skyrl.storage.atomic import atomic_folder
 from skyrl.training_service.adapter_layout import FACTORS, AdapterLayout, adapter_layout
 from skyrl.training_service.backend import AdamSettings, AdapterSpec, Array, Datum, PassRequest, PassResult
@@ -60,6 +64,9 @@ from skyrl.training_service.loss_functions import LOSSES, TARGETS, loss_tokens, 
 from skyrl.training_service.trained_state import Tensors, TrainedState, all_finite
 from skyrl.tree import required
 from skyrl.weight_receiver.incoming_weights import Adapter
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _OPTIMIZER = "optimizer.safetensors"
 
@@ -78,11 +85,6 @@ class _Model:
     """File of the state while the model rests on the disk."""
 
     @property
-    def scale(self) -> float:
-        """Factor of the adapter's updates."""
-        return 1.0 if self.layout is None else self.layout.scale
-
-    @property
     def is_critic(self) -> bool:
         """Whether it has a value head."""
         return self.layout is not None and self.layout.spec.value_head
@@ -96,37 +98,17 @@ class _Model:
             head.requires_grad_().grad = self.layout.value_head(gradients[FACTORS])
         return head
 
-    def factors(self, gradients: Tensors, dtype: torch.dtype) -> list[_Factors]:
-        """The factors of each adapted layer with the tensors of their gradients, which may be missing."""
+    def updates(self, gradients: Tensors, dtype: torch.dtype) -> list[tuple[str, StretchUpdate]]:
+        """Each adapted layer with its update, on no rows yet; the tensors of its gradients may be missing."""
         if self.layout is None:
             return []
-        vector = self.state.weights[FACTORS].to(dtype)
-        pairs = self.layout.factors(vector)
-        if not gradients:
-            return [_Factors(layer=name, a=a, b=b) for name, a, b in pairs]
-        for_pairs = self.layout.factors(gradients[FACTORS])
+        factors = self.layout.factors(self.state.weights[FACTORS].to(dtype))
+        for_factors = self.layout.factors(gradients[FACTORS]) if gradients else repeat(("", None, None))
+        update = partial(StretchUpdate, start=0, stop=0, scale=self.layout.scale)
         return [
-            _Factors(layer=name, a=a, b=b, for_a=for_a, for_b=for_b)
-            for (name, a, b), (_, for_a, for_b) in zip(pairs, for_pairs, strict=True)
+            (layer, update(a=a, b=b, for_a=for_a, for_b=for_b))
+            for (layer, a, b), (_, for_a, for_b) in zip(factors, for_factors, strict=False)
         ]
-
-
-@frozen(kw_only=True, eq=False)
-class _Factors:
-    """The factors of an adapter in one layer, in the type of the computation, and their gradients."""
-
-    layer: str
-    a: Tensor
-    b: Tensor
-    for_a: Tensor | None = None
-    for_b: Tensor | None = None
-
-    def on(self, rows: range, scale: float) -> StretchUpdate:
-        """The update of these rows of the layer's input."""
-        a, b = self.a, self.b
-        return StretchUpdate(
-            start=rows.start, stop=rows.stop, a=a, b=b, scale=scale, for_a=self.for_a, for_b=self.for_b
-        )
 
 
 @define
@@ -136,7 +118,7 @@ class _Pass:
     request: PassRequest
     model: _Model
     gradients: Tensors
-    factors: list[_Factors]
+    updates: list[tuple[str, StretchUpdate]]
     value_head: Tensor | None
     settings: Mapping[str, float]
     outputs: list[Mapping[str, Array]]
@@ -158,11 +140,6 @@ class _Stretch:
     def data(self) -> Sequence[Datum]:
         """The sequences."""
         return self.of.request.data[self.rows.start : self.rows.stop]
-
-    @property
-    def tokens(self) -> list[Tensor]:
-        """The tokens of each sequence."""
-        return [torch.from_numpy(datum.tokens.astype("int64")) for datum in self.data]
 
 
 class ModelBank(ModelWorker):
@@ -207,13 +184,17 @@ class ModelBank(ModelWorker):
         self._rest = None if rest_in is None else TemporaryDirectory(dir=rest_in, prefix="models-")
         self._models: dict[str, _Model] = {}  # the model used last at the end
         self._files = count()
+        transformer: Any = self.model
+        self._text_config = transformer.config.get_text_config()
         self._adaptable = adaptable_layers(self.model)
         self._layers = {name: layer for name, (_, layer) in self._adaptable.items()}
         self._head = next((name for name, (part, _) in self._adaptable.items() if part == "unembed"), None)
         if full:
             self.model.requires_grad_(True)
         elif self._sharded:
-            _begin_gradients_at_the_embedding(self.model)
+            # Backward passes go through all layers, whichever have adapters: ranks wait for each other in each.
+            embedding = transformer.get_input_embeddings()
+            embedding.register_forward_hook(lambda *passed: passed[-1].requires_grad_())
         else:
             _convert(self.model, self._dtype)
         if run.recompute_activations:
@@ -237,9 +218,7 @@ class ModelBank(ModelWorker):
             return
         if spec.value_head and not self._options.plain_head:
             raise RequestError("the model's output head is no plain product: no value head can take its place")
-        transformer: Any = self.model
-        hidden = transformer.config.get_text_config().hidden_size
-        layout = adapter_layout(spec, self._adaptable, hidden=hidden)
+        layout = adapter_layout(spec, self._adaptable, hidden=self._text_config.hidden_size)
         self._models[model_id] = _Model(
             layout=layout, state=TrainedState(weights={FACTORS: layout.initial_vector().to(self.device)})
         )
@@ -365,11 +344,9 @@ class ModelBank(ModelWorker):
             raise RequestError(str(error)) from error
 
     def _refuse_unusable(self, request: PassRequest) -> None:
-        model = self._find(request.model_id)
-        transformer: Any = self.model
-        text = transformer.config.get_text_config()
+        critic, text = self._find(request.model_id).is_critic, self._text_config
         longest = getattr(text, "max_position_embeddings", None)
-        refuse_unusable(request, vocabulary=text.vocab_size, longest=longest, value_head=model.is_critic)
+        refuse_unusable(request, vocabulary=text.vocab_size, longest=longest, value_head=critic)
 
     def _outcomes(self, requests: Sequence[PassRequest]) -> list[PassResult | Exception]:
         """Passes that are all with or all without gradient, and all or none of critics: together, or each alone if that
@@ -449,7 +426,7 @@ class ModelBank(ModelWorker):
             request=request,
             model=model,
             gradients=gradients,
-            factors=model.factors(gradients, self._dtype),
+            updates=model.updates(gradients, self._dtype),
             value_head=model.value_head(gradients),
             settings=settings_of(request),
             outputs=[{}] * len(request.data),
@@ -471,19 +448,20 @@ class ModelBank(ModelWorker):
     def _compute(self, stretches: Sequence[_Stretch]) -> None:
         """One pass of some sequences through the model: adds to the outputs, losses and gradients of each request."""
         data = [datum for stretch in stretches for datum in stretch.data]
-        rows = whole_rows([stretch.tokens for stretch in stretches], self._options)
+        tokens_of = [[torch.from_numpy(datum.tokens.astype("int64")) for datum in item.data] for item in stretches]
+        rows = whole_rows(tokens_of, self._options)
         layout, lengths = rows.layout.to(self.device), [len(element.tokens) for element in data]
         row_spans = list(starmap(range, pairwise(rows.starts)))
         tokens = [sum(len(datum.tokens) for datum in entry.data) for entry in stretches]
         positions = list(starmap(range, pairwise(accumulate(tokens, initial=0))))
-        updates: dict[str, list[StretchUpdate]] = {}
+        updates = defaultdict[str, list[StretchUpdate]](list)
         of_head: list[StretchUpdate] = []
         for item, inputs, picked in zip(stretches, row_spans, positions, strict=True):
-            for factors in item.of.factors:
-                if factors.layer == self._head and self._options.plain_head:
-                    of_head.append(factors.on(picked, item.of.model.scale))
-                else:
-                    updates.setdefault(factors.layer, []).append(factors.on(inputs, item.of.model.scale))
+            for layer, update in item.of.updates:
+                is_head = layer == self._head and self._options.plain_head
+                rows_of_input = picked if is_head else inputs
+                moved = evolve(update, start=rows_of_input.start, stop=rows_of_input.stop)
+                (of_head if is_head else updates[layer]).append(moved)
         targets = to_device(_targets(data), self.device)
         with updated(self._layers, updates):
             heads = [(item.of.value_head, picked) for item, picked in zip(stretches, positions, strict=True)]
@@ -543,6 +521,50 @@ class ModelBank(ModelWorker):
         return total
 
 
+class BankRanks:
+    """All ranks of the models that learn, as one. Methods are called one after the other."""
+
+    def __init__(self, ranks: Group[ModelBank]) -> None:
+        self._ranks = ranks
+
+    async def call(self, method: Callable[Concatenate[ModelBank, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """The result of a method on rank 0, after every rank has run it. Raises the `RequestError` of the ranks, and
+        `RunError` if only some of them refuse: their models are not the same any more.
+        """
+        return (await self._call_ranks(method, *args, **kwargs))[0]
+
+    async def passes(self, requests: Sequence[PassRequest]) -> list[PassResult | Exception]:
+        """See `Backend.passes`."""
+        return [_whole(shares) for shares in zip(*await self._call_ranks(ModelBank.passes, requests), strict=True)]
+
+    async def _call_ranks(
+        self, method: Callable[Concatenate[ModelBank, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]:
+        async def outcome(rank: Handle[ModelBank]) -> R | RequestError:
+            try:
+                return await rank.call(method, *args, **kwargs)
+            except RequestError as error:
+                return error
+
+        outcomes = await gather_or_cancel([outcome(rank) for rank in self._ranks.handles])
+        results = [item for item in outcomes if not isinstance(item, RequestError)]
+        refusals = [entry for entry in outcomes if isinstance(entry, RequestError)]
+        if refusals and results:
+            raise RunError(f"some ranks of the models that learn failed, and the others did not: {refusals[0]}")
+        if refusals:
+            raise refusals[0]
+        return results
+
+
+def _whole(shares: Sequence[PassResult | Exception]) -> PassResult | Exception:
+    """The result of a pass from those of its ranks, which all succeeded or all failed."""
+    results = [share for share in shares if isinstance(share, PassResult)]
+    if len(results) < len(shares):
+        return next(share for share in shares if isinstance(share, Exception))
+    outputs = [next(filter(None, item)) for item in zip(*(result.outputs for result in results), strict=True)]
+    return PassResult(outputs=outputs, metrics=results[0].metrics)
+
+
 def dealt(lengths: Sequence[int], most: int, ranks: int) -> list[list[range]]:
     """For each rank, the rows of its micro-batches, in order: about equally many tokens for all ranks, and at most
     `most` in a micro-batch, unless a row alone has more.
@@ -572,12 +594,6 @@ def _convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model
-
-
-def _begin_gradients_at_the_embedding(model: nn.Module) -> None:
-    """Make backward passes go through all layers, whichever have adapters: ranks wait for each other in each."""
-    transformer: Any = model
-    transformer.get_input_embeddings().register_forward_hook(lambda *passed: passed[-1].requires_grad_())
 
 
 def _is_finite(pass_: _Pass) -> bool:

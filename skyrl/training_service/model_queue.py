@@ -7,28 +7,18 @@ next passes of other models join it, as many as fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from skyrl.training_service.backend import AdapterSpec
+from skyrl.training_service.store import StoredRequest
 
 Kind = Literal[
     "create", "pass", "step", "save", "save_for_sampler", "save_external", "load", "create_from", "unload", "refused"
 ]
 """Kind of a request of a model. `refused` stands in the place of one that was too long to be stored."""
-
-
-@frozen(kw_only=True)
-class Waiting:
-    """An acknowledged request that is not finished."""
-
-    id: str
-    kind: str
-    seq: int
-    client: str
-    tokens: int
 
 
 @define(kw_only=True)
@@ -42,7 +32,9 @@ class QueuedModel:
     next_seq: int = 0
     """Number of the request that runs next. 0 creates the model."""
 
-    waiting: dict[int, Waiting] = field(factory=dict)
+    waiting: dict[int, StoredRequest] = field(factory=dict)
+    """Acknowledged requests that are not finished, by their numbers."""
+
     served: int = 0
     """Turn in which the model was served last."""
 
@@ -57,7 +49,7 @@ class QueuedModel:
     """Monotonic time at which requests were first found to wait for one that has not arrived."""
 
     @property
-    def ready(self) -> Waiting | None:
+    def ready(self) -> StoredRequest | None:
         """The request that can run now."""
         return self.waiting.get(self.next_seq)
 
@@ -98,27 +90,18 @@ class ModelQueue:
         """Forget a model."""
         self._models.pop(model_id, None)
 
-    @property
-    def by_client(self) -> Mapping[str, int]:
-        """Tokens of unfinished requests of each client."""
-        tokens: dict[str, int] = {}
-        for model in self._models.values():
-            for request in model.waiting.values():
-                tokens[request.client] = tokens.get(request.client, 0) + request.tokens
-        return tokens
-
     def ending(self) -> QueuedModel | None:
         """A model that has to be unloaded."""
         return next((model for model in self._models.values() if model.ending), None)
 
-    def next_turn(self) -> Sequence[tuple[QueuedModel, Waiting]]:
+    def next_turn(self) -> Sequence[tuple[QueuedModel, StoredRequest]]:
         """Requests to run now: one request, or passes of different models; empty if none can run."""
-        ready = [(model, model.ready) for model in self._models.values() if model.ready and not model.ending]
-        ready.sort(key=lambda pair: pair[0].served)
-        turn: list[tuple[QueuedModel, Waiting]] = []
+        turn: list[tuple[QueuedModel, StoredRequest]] = []
         tokens = 0
-        for model, request in ready:
-            assert request is not None
+        for model in sorted(self._models.values(), key=lambda item: item.served):
+            request = model.ready
+            if request is None or model.ending:
+                continue
             if turn and (request.kind != "pass" or tokens + request.tokens > self._most_pass_tokens):
                 continue
             turn.append((model, request))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -48,30 +48,21 @@ class PassLimits:
     vocabulary: int
 
 
-@frozen(kw_only=True)
-class PassAddress:
-    """Which request a body is: the place of a pass in its model's order."""
-
-    model_id: str
-    seq_id: int
-    tokens: int
-
-
-def address_of(body: bytes) -> PassAddress:
-    """Model, place and number of tokens of a pass. Raises `RequestError` for a body that is no such message."""
+def address_of(body: bytes) -> tuple[str, int, int]:
+    """Model, number and tokens of a pass. Raises `RequestError` for a body that is no such message."""
     message = _message(body)
     tokens = sum(len(chunk.encoded_text.tokens) // 4 for datum in message.data for chunk in datum.model_input)
-    return PassAddress(model_id=message.model_id, seq_id=message.seq_id, tokens=tokens)
+    return message.model_id, message.seq_id, tokens
 
 
-def address_of_start(start: bytes) -> PassAddress:
-    """Model and place of a pass that is too long to be read, from its first bytes: these two fields come first. Raises
+def address_of_start(start: bytes) -> tuple[str, int, int]:
+    """Model and number of a pass that is too long to be read, from its first bytes: these two fields come first. Raises
     `RequestError` if they do not.
     """
     for end in range(min(len(start), _LONGEST_ADDRESS)):
         with suppress(DecodeError):
             if (message := parsed_pass(start[:end])).seq_id:
-                return PassAddress(model_id=message.model_id, seq_id=message.seq_id, tokens=0)
+                return message.model_id, message.seq_id, 0
     raise RequestError("the body is too long", status=413)
 
 
@@ -80,10 +71,17 @@ def pass_request(body: bytes, limits: PassLimits) -> PassRequest:
     message = _message(body)
     if not 1 <= len(message.data) <= limits.datums:
         raise RequestError(f"data has {len(message.data)} sequences; allowed are 1 to {limits.datums}", param="data")
-    budget = _Budget()
+    data, budget = [], _Budget()
+    for index, datum in enumerate(message.data):
+        tokens = _tokens(datum, f"data[{index}].model_input", limits)
+        inputs = {
+            name: _array(tensor, f"data[{index}].loss_fn_inputs.{name[:80]}", len(tokens), budget)
+            for name, tensor in datum.loss_fn_inputs.items()
+        }
+        data.append(Datum(tokens=tokens, inputs=inputs))
     return PassRequest(
         model_id=message.model_id,
-        data=tuple(_datum(datum, f"data[{index}]", limits, budget) for index, datum in enumerate(message.data)),
+        data=tuple(data),
         loss=message.loss_fn,
         loss_config=_loss_config(message),
         backward=not message.forward_only,
@@ -92,10 +90,13 @@ def pass_request(body: bytes, limits: PassLimits) -> PassRequest:
 
 def pass_body(result: PassResult) -> bytes:
     """The answer to a pass."""
-    records = [
-        new_message("ArrayRecord", type_tag="ArrayRecord", num_datums=len(outputs), fields=_fields(outputs))
-        for outputs in _rectangular(result.outputs)
-    ]
+    # A record has one shape: outputs whose arrays have the same names, and the same numbers K of columns.
+    shapes = lambda output: {name: array.shape[1:] for name, array in output.items()}  # noqa: E731  # a key, used once
+    records = []
+    for _, run in itertools.groupby(result.outputs, key=shapes):
+        outputs = list(run)
+        fields = {name: _batched([output[name] for output in outputs]) for name in outputs[0]}
+        records.append(new_message("ArrayRecord", type_tag="ArrayRecord", num_datums=len(outputs), fields=fields))
     message = new_message(
         "ForwardBackwardOutput",
         loss_fn_output_type="ArrayRecord",
@@ -136,15 +137,6 @@ def _loss_config(message: PassMessage) -> Mapping[str, float]:
         if not math.isfinite(number):
             raise RequestError(f"loss_fn_config.{name[:80]} has to be a finite number, not {number}")
     return values
-
-
-def _datum(datum: DatumMessage, name: str, limits: PassLimits, budget: _Budget) -> Datum:
-    tokens = _tokens(datum, f"{name}.model_input", limits)
-    inputs = {
-        key: _array(tensor, f"{name}.loss_fn_inputs.{key[:80]}", len(tokens), budget)
-        for key, tensor in datum.loss_fn_inputs.items()
-    }
-    return Datum(tokens=tokens, inputs=inputs)
 
 
 def _tokens(datum: DatumMessage, name: str, limits: PassLimits) -> NDArray[np.int64]:
@@ -213,17 +205,6 @@ def _elements(content: bytes, kind: np.dtype[Any], name: str) -> Array:
     if len(content) % kind.itemsize:
         raise RequestError(f"{name} has {len(content)} bytes, which are no elements of {kind.itemsize}", param=name)
     return np.frombuffer(content, kind)
-
-
-def _rectangular(outputs: Sequence[Mapping[str, Array]]) -> Iterator[list[Mapping[str, Array]]]:
-    """Outputs in runs whose arrays have the same names and the same numbers K of columns: a record has one shape."""
-    shapes = lambda output: {name: array.shape[1:] for name, array in output.items()}  # noqa: E731  # a key, used once
-    for _, run in itertools.groupby(outputs, key=shapes):
-        yield list(run)
-
-
-def _fields(outputs: Sequence[Mapping[str, Array]]) -> dict[str, Message]:
-    return {name: _batched([output[name] for output in outputs]) for name in outputs[0]}
 
 
 def _batched(arrays: Sequence[Array]) -> Message:

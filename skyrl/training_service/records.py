@@ -67,7 +67,7 @@ def summary_of(request: PassRequest, result: PassResult) -> PassSummary:
     tokens, drift, positive, sampled = 0, 0.0, True, True
     for datum, outputs in zip(request.data, result.outputs, strict=True):
         factors = datum.inputs.get("weights", datum.inputs.get("advantages"))
-        counts = np.ones(len(datum.tokens), bool) if factors is None else _rows(factors).any(1)
+        counts = np.ones(len(datum.tokens), bool) if factors is None else factors.reshape(len(factors), -1).any(1)
         tokens += int(counts.sum())
         positive &= factors is None or bool((factors.astype(np.float32) >= 0).all())
         sampled &= "logprobs" in datum.inputs
@@ -113,9 +113,8 @@ class ServiceRecords:
         self._trackers: dict[str, Tracker] = {}
         self._steps: dict[str, _Step] = {}
         self._kept: dict[str, tuple[int, int]] = {}
-        self._samples, self._writer = JsonLines(folder / SAMPLES), BackgroundWriter()
-        self._closing = ThreadPoolExecutor(thread_name_prefix="trackers")
-        self._file = folder / SAMPLES
+        self._file, self._samples = folder / SAMPLES, JsonLines(folder / SAMPLES)
+        self._writer, self._closing = BackgroundWriter(), ThreadPoolExecutor(thread_name_prefix="trackers")
 
     def passed(self, model: QueuedModel, summary: PassSummary) -> None:
         """Note a pass, which belongs to the model's next step."""
@@ -150,8 +149,14 @@ class ServiceRecords:
         if request.prompt_logprobs or count <= 0:
             return
         self._kept[source] = (step, kept + count)
+
+        def write() -> None:
+            with _report_failures():
+                self._file.touch(mode=0o600)
+                self._samples.extend(sample_lines(source, step, number, request, result, self._decode)[:count])
+
         with _report_failures():
-            self._writer.submit(lambda: self._write(source, step, number, request, result, count))
+            self._writer.submit(write)
 
     def close(self) -> None:
         """Write everything that is pending, and close all trackers."""
@@ -159,13 +164,6 @@ class ServiceRecords:
             self.close_model(model_id)
         self._closing.shutdown()
         self._writer.close()
-
-    def _write(
-        self, source: str, step: int, number: int, request: SampleRequest, result: SampleResult, count: int
-    ) -> None:
-        with _report_failures():
-            self._file.touch(mode=0o600)
-            self._samples.extend(sample_lines(source, step, number, request, result, self._decode)[:count])
 
 
 def sample_lines(
@@ -209,11 +207,6 @@ class StepLines:
 
     def close(self) -> None:
         """Does nothing: no resource is held."""
-
-
-def _rows(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array as (T, K)."""
-    return array.reshape(len(array), -1)
 
 
 @contextmanager

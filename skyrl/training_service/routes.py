@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from sqlite3 import Row
 from typing import Any
 
@@ -19,14 +20,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from skyrl.endpoint.fields import Fields
+from skyrl.endpoint.reply import Json
 from skyrl.errors import RequestError
 from skyrl.processes.addresses import is_loopback
 from skyrl.processes.service_app import body_of, json_object, key_of, post_route, service_app
-from skyrl.training_service.executor import LONGEST_TTL, SHORTEST_TTL, model_of, needed
+from skyrl.training_service.executor import LONGEST_TTL, SHORTEST_TTL
 from skyrl.training_service.model_queue import Kind
 from skyrl.training_service.passes import address_of, address_of_start
-from skyrl.training_service.service import CLONE, MOST_SEQ, TrainingService
-from skyrl.training_service.statistics import TEXT_FORMAT, prometheus_text
+from skyrl.training_service.service import CLONE, MOST_SEQ, ServiceStatus, TrainingService
 from skyrl.training_service.store import client_of
 
 POLL_SECONDS = 30.0
@@ -49,7 +50,8 @@ _COMPRESSED = 1 << 12
 
 _PROTOBUF = "application/x-protobuf"
 
-RouteReply = Callable[[str, Fields, bytes], Response]
+Answer = Callable[[str, Fields, bytes], Json | Response]
+"""Answers a request, given the client's name, the arguments and the body: with JSON, or a response."""
 
 _REFUSED = {
     "publishing": (
@@ -88,23 +90,21 @@ def _refusal(error: RequestError) -> Response:
 
 def _routes(service: TrainingService) -> list[BaseRoute]:
     prefix = "/api/v1/"
-    posts = _Posts(service)
-    reads = _Reads(service)
-    futures = _Futures(service)
+    answers = _Answers(service)
 
     async def metrics(request: Request) -> Response:  # a coroutine: the service is used from its loop alone
-        return Response(prometheus_text(service.status()), media_type=TEXT_FORMAT)
+        return Response(prometheus_text(service.status()), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     routes: list[BaseRoute] = [
         Route("/metrics", metrics),
-        _post(service, prefix + "forward_backward", posts.forward_backward, cut=True),
-        _post(service, prefix + "asample", posts.asample),
-        _post(service, prefix + "retrieve_future", futures.retrieve),
-        _post(service, prefix + "retrieve_futures", futures.retrieve_several),
+        _post(service, prefix + "forward_backward", answers.forward_backward, cut=True),
+        _post(service, prefix + "asample", answers.asample),
+        _post(service, prefix + "retrieve_future", answers.retrieve),
+        _post(service, prefix + "retrieve_futures", answers.retrieve_several),
     ]
-    routes += [_post(service, prefix + name, _parse_fields(answer)) for name, answer in posts.answers().items()]
-    for (method, path), answer in reads.answers().items():
-        routes.append(Route(prefix + path, _bodiless(service, answer), methods=[method]))
+    routes += [_post(service, prefix + path, _parse_fields(answer)) for path, answer in answers.of_bodies().items()]
+    for (method, path), answer in answers.of_paths().items():
+        routes.append(Route(prefix + path, _bodiless(answer), methods=[method]))
     for feature, endpoints in _REFUSED.items():
         routes += [Route(prefix + path, _refuser(feature), methods=[method]) for method, path in endpoints]
     return routes
@@ -123,29 +123,36 @@ def _post(service: TrainingService, path: str, work: Work, *, cut: bool = False)
         content = decompressed(request, body, longest + 1)
         if len(content) > longest and not cut:
             raise RequestError(f"the body is longer than {longest} bytes", status=413)
-        return _compressed(request, await work(request, request.state.client, content))
+        response = await work(request, request.state.client, content)
+        if len(response.body) < _COMPRESSED or "zstd" not in request.headers.get("accept-encoding", ""):
+            return response
+        compressed = zstandard.ZstdCompressor(level=1).compress(bytes(response.body))
+        return Response(compressed, response.status_code, {"content-encoding": "zstd"}, response.media_type)
 
     return post_route(path, respond, longest=longest, cut=cut)
 
 
-def _parse_fields(answer: RouteReply) -> Work:
+def _parse_fields(answer: Answer) -> Work:
     async def work(request: Request, client: str, body: bytes) -> Response:
-        fields = Fields(json_object(body) | dict(request.path_params))
-        return answer(client, fields, body)
+        return _reply(answer(client, Fields(json_object(body) | request.path_params), body))
 
     return work
 
 
-def _bodiless(service: TrainingService, answer: RouteReply) -> Callable[[Request], Awaitable[Response]]:
+def _bodiless(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
     """A route whose arguments are in its path, its query, or a small body in JSON."""
 
     async def respond(request: Request) -> Response:
         body = await body_of(request)
         payload = json_object(body) if body else {}
         fields = Fields({**request.query_params, **payload, **request.path_params})
-        return answer(request.state.client, fields, body)
+        return _reply(answer(request.state.client, fields, body))
 
     return respond
+
+
+def _reply(content: Json | Response) -> Response:
+    return content if isinstance(content, Response) else JSONResponse(content)
 
 
 def _refuser(feature: str) -> Callable[[Request], Awaitable[Response]]:
@@ -170,35 +177,54 @@ def decompressed(request: Request, body: bytes, most: int) -> bytes:
     return content
 
 
-def _compressed(request: Request, response: Response) -> Response:
-    if len(response.body) >= _COMPRESSED and "zstd" in request.headers.get("accept-encoding", ""):
-        content = zstandard.ZstdCompressor(level=1).compress(bytes(response.body))
-        return Response(content, response.status_code, {"content-encoding": "zstd"}, response.media_type)
-    return response
+def prometheus_text(status: ServiceStatus) -> str:
+    """All numbers of a status in Prometheus' text format. They name no client and no model, as every client may read
+    them.
+    """
+    finished = {f'{{kind="{kind}"}}': count for kind, count in sorted(status.finished.items())}
+    metrics = {
+        "models": ("gauge", "Models that are loaded.", len(status.models)),
+        "clients": ("gauge", "Clients with an open session.", len(status.clients)),
+        "sessions": ("gauge", "Open sessions.", status.sessions),
+        "published_snapshots": ("gauge", "Snapshots that the engines hold.", status.samplers),
+        "samples_running": ("gauge", "Sampling requests that the engines work on.", status.samples_running),
+        "samples_waiting": ("gauge", "Sampling requests that wait for an engine.", status.samples_waiting),
+        "requests_waiting": ("gauge", "Requests of models that are not finished.", status.requests_waiting),
+        "tokens_in_flight": ("gauge", "Tokens in unfinished requests.", sum(item.tokens for item in status.clients)),
+        "checkpoint_bytes": ("gauge", "Bytes of checkpoints.", sum(item.checkpoint_bytes for item in status.clients)),
+        "requests_total": ("counter", "Finished requests by kind, since the start of the service.", finished),
+        "tokens_total": ("counter", "Tokens of finished requests, since the start of the service.", status.tokens),
+    }
+    lines: list[str] = []
+    for name, (kind, meaning, value) in metrics.items():
+        lines += [f"# HELP skyrl_training_{name} {meaning}", f"# TYPE skyrl_training_{name} {kind}"]
+        values = value if isinstance(value, dict) else {"": value}
+        lines += [f"skyrl_training_{name}{labels} {number}" for labels, number in values.items()]
+    return "\n".join(lines) + "\n"
 
 
-class _Posts:
-    """Routes that change something."""
+class _Answers:
+    """Handlers of the routes."""
 
     def __init__(self, service: TrainingService) -> None:
         self._service = service
 
-    def answers(self) -> Mapping[str, RouteReply]:
-        """Answers of routes with JSON bodies, by their paths."""
+    def of_bodies(self) -> Mapping[str, Answer]:
+        """Handlers of POST routes with JSON bodies, by path."""
         return {
             "client/config": self._config,
-            "client/dynamic_config": lambda client, fields, body: JSONResponse({"sample_cancel_enabled": True}),
-            "telemetry": lambda client, fields, body: JSONResponse({"status": "accepted"}),
+            "client/dynamic_config": lambda client, fields, body: {"sample_cancel_enabled": True},
+            "telemetry": lambda client, fields, body: {"status": "accepted"},
             "create_session": self._create_session,
             "session_heartbeat": self._heartbeat,
             "sessions/{session_id}/finish": self._finish,
-            "create_model": self._create_model,
+            "create_model": partial(self._create, "create"),
             "get_info": self._info,
             "unload_model": self._unload,
-            "optim_step": self._model_route("step"),
-            "save_weights": self._model_route("save"),
-            "save_weights_for_sampler": self._model_route("save_for_sampler"),
-            "save_weights_external": self._model_route("save_external"),
+            "optim_step": partial(self._submit, "step"),
+            "save_weights": partial(self._submit, "save"),
+            "save_weights_for_sampler": partial(self._submit, "save_for_sampler"),
+            "save_weights_external": partial(self._submit, "save_external"),
             "load_weights": self._load,
             "create_sampling_session": self._create_sampler,
             "join_sampling_session": self._join,
@@ -208,23 +234,42 @@ class _Posts:
             "sessions/search": self._search,
         }
 
+    def of_paths(self) -> Mapping[tuple[str, str], Answer]:
+        """Handlers of routes without a body of their own, by method and path: lists, and changes to a checkpoint or
+        session that the path names.
+        """
+        checkpoint = "training_runs/{run}/checkpoints/{kind}/{name}"
+        return {
+            ("GET", "healthz"): lambda client, fields, body: {"status": "ok"},
+            ("GET", "get_server_capabilities"): self._capabilities,
+            ("GET", "samplers/{sampler}"): self._sampler,
+            ("GET", "sessions"): self._sessions,
+            ("GET", "sessions/{session}"): self._session,
+            ("PUT", "sessions/{session}/project"): self._project,
+            ("GET", "training_runs"): self._runs,
+            ("GET", "training_runs/{run}"): self._run,
+            ("GET", "training_runs/{run}/checkpoints"): self._run_checkpoints,
+            ("GET", "checkpoints"): self._checkpoints,
+            ("DELETE", checkpoint): self._delete,
+            ("PUT", checkpoint + "/ttl"): self._ttl,
+        }
+
     async def forward_backward(self, request: Request, client: str, body: bytes) -> Response:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _PROTOBUF:
             raise RequestError(
                 f"a forward_backward has to be protobuf, with the header Content-Type: {_PROTOBUF}", status=415
             )
         most = self._service.settings.max_body_bytes
-        address = address_of(body) if len(body) <= most else address_of_start(body)
-        if address.seq_id < 1:
-            raise RequestError(f"seq_id has to be at least 1, not {address.seq_id}", param="seq_id")
+        model_id, seq, tokens = address_of(body) if len(body) <= most else address_of_start(body)
+        if seq < 1:
+            raise RequestError(f"seq_id has to be at least 1, not {seq}", param="seq_id")
         if len(body) > most:
             reason = f"the body is longer than {most} bytes, training_service.max_body_bytes: send shorter sequences"
-            return self._refused(client, address.model_id, address.seq_id, reason)
-        charged = max(address.tokens, len(body) // TOKEN_BYTES)
-        self._service.submit(client, "pass", address.model_id, address.seq_id, charged, body)
-        return _future(f"{address.model_id}:{address.seq_id}", address.model_id)
+            return JSONResponse(self._refused(client, model_id, seq, reason))
+        self._service.submit(client, "pass", model_id, seq, max(tokens, len(body) // TOKEN_BYTES), body)
+        return JSONResponse(_future(f"{model_id}:{seq}", model_id))
 
-    def _refused(self, client: str, model_id: str, seq: int, reason: str) -> Response:
+    def _refused(self, client: str, model_id: str, seq: int, reason: str) -> Json:
         """A refusal in the place of a request, so that its model goes on with the next one."""
         self._service.submit(client, "refused", model_id, seq, 0, reason.encode())
         return _future(f"{model_id}:{seq}", model_id)
@@ -235,105 +280,128 @@ class _Posts:
             {"request_id": request_id, "sample_sequence_ids": [f"{request_id}:{index}" for index in range(n)]}
         )
 
-    def _config(self, client: str, fields: Fields, body: bytes) -> Response:
+    async def retrieve(self, request: Request, client: str, body: bytes) -> Response:
+        fields = Fields(json_object(body))
+        request_id = fields.required_text("request_id")
+        metadata_only = fields.boolean("allow_metadata_only")
+        fields.finish()
+        self._service.owned(client, request_id)
+        outcome = await self._service.wait(request_id, POLL_SECONDS)
+        if outcome is None:
+            state = self._service.queue_state(client, request_id)
+            return JSONResponse({"type": "try_again", "request_id": request_id, "queue_state": state})
+        if metadata_only and not outcome.failed and len(outcome.body) > INLINE_BYTES:
+            return JSONResponse({"status": "complete_metadata", "response_payload_size": len(outcome.body)})
+        self._service.mark_read(request_id)
+        return Response(outcome.body, media_type=outcome.media)
+
+    async def retrieve_several(self, request: Request, client: str, body: bytes) -> Response:
+        fields = Fields(json_object(body))
+        target = Fields(fields.mapping("target"))
+        sampler = target.text("sampling_session_id")
+        if sampler is None:
+            raise RequestError("target.sampling_session_id is missing", param="target.sampling_session_id")
+        clone = target.integer("cloned_sampler_id", 0, least=0, most=CLONE)
+        cursor = fields.integer("prev_cursor", 0, least=0, most=MOST_SEQ)
+        seconds = fields.number("timeout", POLL_SECONDS, least=0.0, most=1e9)
+        retrieved = fields.texts("retrieved_request_ids")
+        self._service.sampler(client, sampler)
+        for request_id in retrieved:
+            if request_id.rpartition(":")[0] == sampler:
+                self._service.mark_read(request_id)
+        completions, cursor = await self._service.completions(sampler, clone, cursor, min(seconds, POLL_SECONDS))
+        return JSONResponse({"completions": list(completions), "cursor": cursor})
+
+    def _config(self, client: str, fields: Fields, body: bytes) -> Json:
         limits = self._service.settings
-        return JSONResponse(
-            {
-                "pjwt_auth_enabled": False,
-                "parallel_fwdbwd_chunks": True,
-                "proto_compress_fwdbwd": not is_loopback(limits.host),
-                "fwdbwd_max_chunk_len": min(1024, limits.max_datums),
-                "fwdbwd_max_chunk_bytes_count": min(5_000_000, limits.max_body_bytes // 2),
-                # The client's poller may lose its cancellation, and `ServiceClient.close` would then wait for ever.
-                "sample_use_retrieve_futures": False,
-                "sample_join_sampling_session": True,
-                "sample_max_concurrent_requests": 2 * limits.max_samples,
-                "custom_loss_server_side": False,
-            }
-        )
+        return {
+            "pjwt_auth_enabled": False,
+            "parallel_fwdbwd_chunks": True,
+            "proto_compress_fwdbwd": not is_loopback(limits.host),
+            "fwdbwd_max_chunk_len": min(1024, limits.max_datums),
+            "fwdbwd_max_chunk_bytes_count": min(5_000_000, limits.max_body_bytes // 2),
+            # The client's poller may lose its cancellation, and `ServiceClient.close` would then wait for ever.
+            "sample_use_retrieve_futures": False,
+            "sample_join_sampling_session": True,
+            "sample_max_concurrent_requests": 2 * limits.max_samples,
+            "custom_loss_server_side": False,
+        }
 
-    def _create_session(self, client: str, fields: Fields, body: bytes) -> Response:
-        return JSONResponse({"session_id": self._service.new_session(client, fields), "type": "create_session"})
+    def _create_session(self, client: str, fields: Fields, body: bytes) -> Json:
+        return {"session_id": self._service.new_session(client, fields), "type": "create_session"}
 
-    def _heartbeat(self, client: str, fields: Fields, body: bytes) -> Response:
-        self._service.heartbeat(client, needed(fields.text("session_id"), "session_id"))
-        return JSONResponse({"type": "session_heartbeat"})
+    def _heartbeat(self, client: str, fields: Fields, body: bytes) -> Json:
+        self._service.heartbeat(client, fields.required_text("session_id"))
+        return {"type": "session_heartbeat"}
 
-    def _finish(self, client: str, fields: Fields, body: bytes) -> Response:
-        session = needed(fields.text("session_id"), "session_id")
+    def _finish(self, client: str, fields: Fields, body: bytes) -> Json:
+        session = fields.required_text("session_id")
         if self._service.session(client, session)["finished"] is None:
             reason = fields.mapping("reason").get("type")
             if reason not in ("success", "errored", "interrupted"):
                 raise RequestError("reason.type has to be success, errored or interrupted", param="reason")
             self._service.finish_session(session, str(reason), fields.text("detail"))
-        return JSONResponse({})
+        return {}
 
-    def _create_model(self, client: str, fields: Fields, body: bytes) -> Response:
-        return self._created(client, "create", fields, body)
+    def _load(self, client: str, fields: Fields, body: bytes) -> Json:
+        if "model_id" in fields:
+            return self._submit("load", client, fields, body)
+        return self._create("create_from", client, fields, body)
 
-    def _load(self, client: str, fields: Fields, body: bytes) -> Response:
-        if "model_id" not in fields:
-            return self._created(client, "create_from", fields, body)
-        return self._model_route("load")(client, fields, body)
-
-    def _created(self, client: str, kind: Kind, fields: Fields, body: bytes) -> Response:
+    def _create(self, kind: Kind, client: str, fields: Fields, body: bytes) -> Json:
         request = self._service.create(client, kind, fields, body)
-        return _future(request.id, model_of(request.id))
+        return _future(request.id, request.owner)
 
-    def _model_route(self, kind: Kind) -> RouteReply:
-        def answer(client: str, fields: Fields, body: bytes) -> Response:
-            model_id = needed(fields.text("model_id"), "model_id")
-            seq = needed(fields.integer("seq_id", None, least=1, most=MOST_SEQ), "seq_id")
-            if len(body) > LONGEST_ORDER:
-                return self._refused(client, model_id, seq, f"the body is longer than {LONGEST_ORDER} bytes")
-            self._service.submit(client, kind, model_id, seq, 0, body)
-            return _future(f"{model_id}:{seq}", model_id)
+    def _submit(self, kind: Kind, client: str, fields: Fields, body: bytes) -> Json:
+        model_id = fields.required_text("model_id")
+        seq = fields.required_integer("seq_id", least=1, most=MOST_SEQ)
+        if len(body) > LONGEST_ORDER:
+            return self._refused(client, model_id, seq, f"the body is longer than {LONGEST_ORDER} bytes")
+        self._service.submit(client, kind, model_id, seq, 0, body)
+        return _future(f"{model_id}:{seq}", model_id)
 
-        return answer
-
-    def _info(self, client: str, fields: Fields, body: bytes) -> Response:
-        model = self._service.model_of(client, needed(fields.text("model_id"), "model_id"))
+    def _info(self, client: str, fields: Fields, body: bytes) -> Json:
+        model = self._service.model_of(client, fields.required_text("model_id"))
         served = self._service.model
         data = {"arch": served.architecture, "model_name": served.names[0], "tokenizer_id": served.tokenizer}
-        return JSONResponse(
-            {
-                "type": "get_info",
-                "model_data": data,
-                "model_id": model.id,
-                "model_name": served.names[0],
-                "is_lora": model.spec is not None,
-                "lora_rank": None if model.spec is None else model.spec.rank,
-            }
-        )
+        return {
+            "type": "get_info",
+            "model_data": data,
+            "model_id": model.id,
+            "model_name": served.names[0],
+            "is_lora": model.spec is not None,
+            "lora_rank": None if model.spec is None else model.spec.rank,
+        }
 
-    def _unload(self, client: str, fields: Fields, body: bytes) -> Response:
-        model_id = needed(fields.text("model_id"), "model_id")
+    def _unload(self, client: str, fields: Fields, body: bytes) -> Json:
+        model_id = fields.required_text("model_id")
         return _future(self._service.unload(client, model_id), model_id)
 
-    def _create_sampler(self, client: str, fields: Fields, body: bytes) -> Response:
+    def _create_sampler(self, client: str, fields: Fields, body: bytes) -> Json:
         sampler = self._service.new_sampler(client, fields)
-        return JSONResponse({"sampling_session_id": sampler, "type": "create_sampling_session"})
+        return {"sampling_session_id": sampler, "type": "create_sampling_session"}
 
-    def _join(self, client: str, fields: Fields, body: bytes) -> Response:
-        clones = self._service.join_sampler(client, needed(fields.text("sampling_session_id"), "sampling_session_id"))
-        return JSONResponse({"client_counter": clones, "type": "join_sampling_session"})
+    def _join(self, client: str, fields: Fields, body: bytes) -> Json:
+        clones = self._service.join_sampler(client, fields.required_text("sampling_session_id"))
+        return {"client_counter": clones, "type": "join_sampling_session"}
 
-    def _cancel(self, client: str, fields: Fields, body: bytes) -> Response:
-        request_id = needed(fields.text("request_id"), "request_id")
+    def _cancel(self, client: str, fields: Fields, body: bytes) -> Json:
+        request_id = fields.required_text("request_id")
         self._service.owned(client, request_id)
         self._service.cancel(request_id)
-        return JSONResponse({})
+        return {}
 
-    def _weights_info(self, client: str, fields: Fields, body: bytes) -> Response:
-        row = self._service.checkpoint(client, needed(fields.text("tinker_path"), "tinker_path"))
+    def _weights_info(self, client: str, fields: Fields, body: bytes) -> Json:
+        row = self._service.checkpoint(client, fields.required_text("tinker_path"))
         spec = json.loads(row["spec"] or "null")
-        adapter = {} if spec is None else {"lora_rank": spec["rank"], **{name: spec[name] for name in _PARTS}}
-        return JSONResponse({"base_model": self._service.model.names[0], "is_lora": spec is not None, **adapter})
+        parts = ("train_attn", "train_mlp", "train_unembed")
+        adapter = {} if spec is None else {"lora_rank": spec["rank"], **{name: spec[name] for name in parts}}
+        return {"base_model": self._service.model.names[0], "is_lora": spec is not None, **adapter}
 
-    def _copy(self, client: str, fields: Fields, body: bytes) -> Response:
-        return JSONResponse({"tinker_path": self._service.copy_checkpoint(client, fields)})
+    def _copy(self, client: str, fields: Fields, body: bytes) -> Json:
+        return {"tinker_path": self._service.copy_checkpoint(client, fields)}
 
-    def _search(self, client: str, fields: Fields, body: bytes) -> Response:
+    def _search(self, client: str, fields: Fields, body: bytes) -> Json:
         limit = fields.integer("limit", 50, least=1, most=200)
         cursor, name = Fields(fields.mapping("cursor")), (fields.text("display_name") or "").lower()
         session_id, metadata = fields.text("session_id"), fields.mapping("user_metadata")
@@ -354,20 +422,18 @@ class _Posts:
             if any(user_metadata.get(key) != value for key, value in metadata.items()):
                 continue
             sessions.append(row)
-        assert limit is not None
         page = sessions[:limit]
         next_cursor = None
         if len(sessions) > limit:
             next_cursor = {"last_created_at": _time(page[-1]["created"]), "last_session_id": page[-1]["id"]}
-        return JSONResponse({"sessions": [self._summary(row) for row in page], "next_cursor": next_cursor})
+        return {"sessions": [self._summary(row) for row in page], "next_cursor": next_cursor}
 
     def _summary(self, row: Row) -> dict[str, Any]:
-        kept = self._service.store.fetch_one(
+        kept = self._service.store.one(
             "SELECT COUNT(*) AS number, COALESCE(SUM(size), 0) AS size FROM checkpoints JOIN models "
             "ON models.id = checkpoints.model WHERE models.session = ?",
             row["id"],
         )
-        assert kept is not None
         return {
             "session_id": row["id"],
             "created_at": _time(row["created"]),
@@ -380,114 +446,46 @@ class _Posts:
             "user_metadata": json.loads(row["metadata"]),
         }
 
-
-class _Futures:
-    """Routes that wait for results."""
-
-    def __init__(self, service: TrainingService) -> None:
-        self._service = service
-
-    async def retrieve(self, request: Request, client: str, body: bytes) -> Response:
-        fields = Fields(json_object(body))
-        request_id = needed(fields.text("request_id"), "request_id")
-        metadata_only = fields.boolean("allow_metadata_only")
-        fields.finish()
-        self._service.owned(client, request_id)
-        outcome = await self._service.wait(request_id, POLL_SECONDS)
-        if outcome is None:
-            state = self._service.queue_state(client, request_id)
-            return JSONResponse({"type": "try_again", "request_id": request_id, "queue_state": state})
-        if metadata_only and not outcome.failed and len(outcome.body) > INLINE_BYTES:
-            return JSONResponse({"status": "complete_metadata", "response_payload_size": len(outcome.body)})
-        self._service.mark_read(request_id)
-        return Response(outcome.body, media_type=outcome.media)
-
-    async def retrieve_several(self, request: Request, client: str, body: bytes) -> Response:
-        fields = Fields(json_object(body))
-        target = Fields(fields.mapping("target"))
-        sampler = needed(target.text("sampling_session_id"), "target.sampling_session_id")
-        clone = target.integer("cloned_sampler_id", 0, least=0, most=CLONE)
-        cursor = fields.integer("prev_cursor", 0, least=0, most=MOST_SEQ)
-        seconds = fields.number("timeout", POLL_SECONDS, least=0.0, most=1e9)
-        retrieved = fields.texts("retrieved_request_ids")
-        assert clone is not None and cursor is not None and seconds is not None
-        self._service.sampler(client, sampler)
-        for request_id in retrieved:
-            if request_id.rpartition(":")[0] == sampler:
-                self._service.mark_read(request_id)
-        completions, cursor = await self._service.completions(sampler, clone, cursor, min(seconds, POLL_SECONDS))
-        return JSONResponse({"completions": list(completions), "cursor": cursor})
-
-
-_PARTS = ("train_attn", "train_mlp", "train_unembed")
-
-
-class _Reads:
-    """Routes without a body of their own: lists, and changes to a checkpoint or session that a path names."""
-
-    def __init__(self, service: TrainingService) -> None:
-        self._service = service
-
-    def answers(self) -> Mapping[tuple[str, str], RouteReply]:
-        """Answers by method and path."""
-        checkpoint = "training_runs/{run}/checkpoints/{kind}/{name}"
-        return {
-            ("GET", "healthz"): lambda client, fields, body: JSONResponse({"status": "ok"}),
-            ("GET", "get_server_capabilities"): self._capabilities,
-            ("GET", "samplers/{sampler}"): self._sampler,
-            ("GET", "sessions"): self._sessions,
-            ("GET", "sessions/{session}"): self._session,
-            ("PUT", "sessions/{session}/project"): self._project,
-            ("GET", "training_runs"): self._runs,
-            ("GET", "training_runs/{run}"): self._run,
-            ("GET", "training_runs/{run}/checkpoints"): self._run_checkpoints,
-            ("GET", "checkpoints"): self._checkpoints,
-            ("DELETE", checkpoint): self._delete,
-            ("PUT", checkpoint + "/ttl"): self._ttl,
-        }
-
-    def _capabilities(self, client: str, fields: Fields, body: bytes) -> Response:
+    def _capabilities(self, client: str, fields: Fields, body: bytes) -> Json:
         served = self._service.model
         models = [
             {"model_name": name, "max_context_length": served.context, "trainable": True, "sampleable": True}
             for name in served.names
         ]
         refused = sorted((*_REFUSED, "audio", "images"))
-        return JSONResponse({"supported_models": models, "unsupported": refused})
+        return {"supported_models": models, "unsupported": refused}
 
-    def _sampler(self, client: str, fields: Fields, body: bytes) -> Response:
-        row = self._service.sampler(client, needed(fields.text("sampler"), "sampler"))
+    def _sampler(self, client: str, fields: Fields, body: bytes) -> Json:
+        row = self._service.sampler(client, fields.required_text("sampler"))
         base = self._service.model.names[0]
-        return JSONResponse({"sampler_id": row["id"], "base_model": base, "model_path": row["path"]})
+        return {"sampler_id": row["id"], "base_model": base, "model_path": row["path"]}
 
-    def _sessions(self, client: str, fields: Fields, body: bytes) -> Response:
+    def _sessions(self, client: str, fields: Fields, body: bytes) -> Json:
         limit, offset = _page(fields)
         rows = self._service.store.all(
             "SELECT id FROM sessions WHERE client = ? ORDER BY created DESC LIMIT ? OFFSET ?", client, limit, offset
         )
-        return JSONResponse({"sessions": [row["id"] for row in rows]})
+        return {"sessions": [row["id"] for row in rows]}
 
-    def _session(self, client: str, fields: Fields, body: bytes) -> Response:
-        row = self._service.session(client, needed(fields.text("session"), "session"))
+    def _session(self, client: str, fields: Fields, body: bytes) -> Json:
+        row = self._service.session(client, fields.required_text("session"))
         store = self._service.store
         runs = store.all("SELECT id FROM models WHERE session = ? ORDER BY rowid", row["id"])
         samplers = store.all("SELECT id FROM samplers WHERE session = ? ORDER BY rowid", row["id"])
-        return JSONResponse(
-            {
-                "training_run_ids": [run["id"] for run in runs],
-                "sampler_ids": [sampler["id"] for sampler in samplers],
-                "user_metadata": json.loads(row["metadata"]),
-                "display_name": row["display_name"],
-            }
-        )
+        return {
+            "training_run_ids": [run["id"] for run in runs],
+            "sampler_ids": [sampler["id"] for sampler in samplers],
+            "user_metadata": json.loads(row["metadata"]),
+            "display_name": row["display_name"],
+        }
 
-    def _project(self, client: str, fields: Fields, body: bytes) -> Response:
-        session = self._service.session(client, needed(fields.text("session"), "session"))
-        project = needed(fields.text("project_id"), "project_id")
+    def _project(self, client: str, fields: Fields, body: bytes) -> Json:
+        session = self._service.session(client, fields.required_text("session"))
+        project = fields.required_text("project_id")
         self._service.store.run("UPDATE sessions SET project = ? WHERE id = ?", project, session["id"])
-        return JSONResponse({})
+        return {}
 
-    def _runs(self, client: str, fields: Fields, body: bytes) -> Response:
+    def _runs(self, client: str, fields: Fields, body: bytes) -> Json:
         limit, offset = _page(fields)
         project = fields.text("project_id")
         rows = self._service.store.all(
@@ -498,35 +496,35 @@ class _Reads:
             project,
         )
         page = [self._run_entry(row) for row in rows[offset : offset + limit]]
-        return JSONResponse({"training_runs": page, "cursor": _cursor(offset, limit, len(rows))})
+        return {"training_runs": page, "cursor": _cursor(offset, limit, len(rows))}
 
-    def _run(self, client: str, fields: Fields, body: bytes) -> Response:
-        return JSONResponse(self._run_entry(self._client_run(client, fields)))
+    def _run(self, client: str, fields: Fields, body: bytes) -> Json:
+        return self._run_entry(self._client_run(client, fields))
 
-    def _run_checkpoints(self, client: str, fields: Fields, body: bytes) -> Response:
+    def _run_checkpoints(self, client: str, fields: Fields, body: bytes) -> Json:
         run = self._client_run(client, fields)["id"]
         rows = self._service.store.all("SELECT * FROM checkpoints WHERE model = ? ORDER BY created", run)
-        return JSONResponse({"checkpoints": [_checkpoint_entry(row) for row in rows]})
+        return {"checkpoints": [_checkpoint_entry(row) for row in rows]}
 
-    def _checkpoints(self, client: str, fields: Fields, body: bytes) -> Response:
+    def _checkpoints(self, client: str, fields: Fields, body: bytes) -> Json:
         limit, offset = _page(fields)
         rows = self._service.store.all("SELECT * FROM checkpoints WHERE client = ? ORDER BY created DESC", client)
         page = [_checkpoint_entry(row) for row in rows[offset : offset + limit]]
-        return JSONResponse({"checkpoints": page, "cursor": _cursor(offset, limit, len(rows))})
+        return {"checkpoints": page, "cursor": _cursor(offset, limit, len(rows))}
 
     def _delete(self, client: str, fields: Fields, body: bytes) -> Response:
         self._service.delete_checkpoint(client, _path(fields))
         return Response(status_code=204)
 
-    def _ttl(self, client: str, fields: Fields, body: bytes) -> Response:
+    def _ttl(self, client: str, fields: Fields, body: bytes) -> Json:
         path = self._service.checkpoint(client, _path(fields))["path"]
         ttl = fields.integer("ttl_seconds", None, least=SHORTEST_TTL, most=LONGEST_TTL)
         expires = None if ttl is None else datetime.now(UTC).timestamp() + ttl
         self._service.store.run("UPDATE checkpoints SET expires = ? WHERE path = ?", expires, path)
-        return JSONResponse({})
+        return {}
 
     def _client_run(self, client: str, fields: Fields) -> Row:
-        run = needed(fields.text("run"), "run")
+        run = fields.required_text("run")
         row = self._service.store.fetch_one("SELECT * FROM models WHERE id = ? AND client = ?", run, client)
         if row is None:
             raise RequestError(f"there is no training run {run[:200]}", status=404)
@@ -553,8 +551,8 @@ class _Reads:
         return None if row is None else _checkpoint_entry(row)
 
 
-def _future(request_id: str, model_id: str) -> Response:
-    return JSONResponse({"request_id": request_id, "model_id": model_id})
+def _future(request_id: str, model_id: str) -> Json:
+    return {"request_id": request_id, "model_id": model_id}
 
 
 def _path(fields: Fields) -> str:

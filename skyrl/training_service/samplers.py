@@ -15,18 +15,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from attrs import evolve
+
 from skyrl.config import SamplingParams
 from skyrl.errors import ConfigError, ModelError, RequestError, UserError, WeightSyncError
 from skyrl.inference.adapters import stored_adapter
-from skyrl.inference.engine import MOST_TOP_LOGPROBS, Completion, GenerationRequest, InferenceEngine, SampleKey
+from skyrl.inference.engine import MOST_TOP_LOGPROBS, GenerationRequest, InferenceEngine, SampleKey
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.training_service.backend import SampledSequence, SampleRequest, SampleResult
 from skyrl.weight_receiver.incoming_weights import Adapter
 
 _UNLIMITED = 2**31 - 1
-
-_NAMES = {"max_generate_length": "max_tokens"}
-"""Field of `SamplingParams` -> field of a request, where the names differ."""
 
 
 class Samplers:
@@ -128,7 +127,15 @@ class Samplers:
             raise RequestError(str(error)) from error
         scores = completions[0].prompt_scores
         return SampleResult(
-            sequences=tuple(map(_sequence, completions)),
+            sequences=tuple(
+                SampledSequence(
+                    tokens=item.token_ids,
+                    logprobs=item.logprobs,
+                    ended=item.stop_reason == "stop",
+                    top=item.top_logprobs,
+                )
+                for item in completions
+            ),
             prompt_logprobs=(math.nan, *scores.logprobs) if scores is not None and request.prompt_logprobs else None,
             prompt_top=None if scores is None else scores.top,
         )
@@ -145,19 +152,15 @@ class Samplers:
                 stop=request.stop or None,
             )
         except ConfigError as error:
-            wrong = "; ".join(
-                f"{_NAMES.get(problem.path, problem.path)}: {problem.message}" for problem in error.problems
-            )
+            names = {"max_generate_length": "max_tokens"}  # of requests, where they differ
+            wrong = "; ".join(f"{names.get(item.path, item.path)}: {item.message}" for item in error.problems)
             raise RequestError(f"the sampling parameters are not valid: {wrong}") from error
         # nothing but the seed and the place among the samples: equal weights draw alike under any name
-        keys = [
-            SampleKey(run_seed=request.seed, weight_version=0, prompt_id="sample", sample_index=index)
-            for index in range(request.n)
-        ]
+        key = SampleKey(run_seed=request.seed, weight_version=0, prompt_id="sample", sample_index=0)
         return GenerationRequest(
             prompt_ids=request.prompt,
             sampling=sampling,
-            keys=tuple(keys),
+            keys=tuple(evolve(key, sample_index=index) for index in range(request.n)),
             adapter=request.sampler if request.sampler in self._adapters else None,
             end_ids=request.stop_tokens,
             scores_prompt=request.prompt_logprobs or request.topk_prompt_logprobs > 0,
@@ -198,12 +201,3 @@ class Samplers:
                 raise RequestError(f"{name} is between 0 and {MOST_TOP_LOGPROBS}", param=name)
         if any(not 0 <= token < self._vocabulary for token in request.stop_tokens or ()):
             raise RequestError(f"tokens of a stop are between 0 and {self._vocabulary - 1}", param="stop")
-
-
-def _sequence(completion: Completion) -> SampledSequence:
-    return SampledSequence(
-        tokens=completion.token_ids,
-        logprobs=completion.logprobs,
-        ended=completion.stop_reason == "stop",
-        top=completion.top_logprobs,
-    )

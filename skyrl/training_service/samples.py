@@ -46,8 +46,6 @@ def sample_request(fields: Fields, sampler: str | None, model: ServedModel, seed
     seed = sampling.integer("seed", None, least=-(2**63), most=2**64 - 1)
     stop, stop_tokens = _stops(sampling)
     sampling.finish()
-    assert n is not None and top_prompt is not None and top_sample is not None
-    assert temperature is not None and top_p is not None and top_k is not None
     room = model.context - len(prompt)
     if room < 1 and not (with_logprobs or top_prompt):
         raise RequestError(

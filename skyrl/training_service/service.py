@@ -19,15 +19,15 @@ from pathlib import Path
 from sqlite3 import Row
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from skyrl.config import TrainingServiceConfig
 from skyrl.endpoint.fields import Fields
 from skyrl.errors import RequestError, RunError
 from skyrl.processes.service_app import json_object
 from skyrl.training_service.backend import Backend, SampleRequest, ServedModel
-from skyrl.training_service.executor import LONGEST_TTL, SHORTEST_TTL, UNLOAD, Executor, failure, needed
-from skyrl.training_service.model_queue import Kind, QueuedModel, Waiting
+from skyrl.training_service.executor import LONGEST_TTL, SHORTEST_TTL, UNLOAD, Executor, failure
+from skyrl.training_service.model_queue import Kind, QueuedModel
 from skyrl.training_service.records import ServiceRecords
 from skyrl.training_service.samples import sample_body, sample_request
 from skyrl.training_service.store import Outcome, Store, StoredRequest
@@ -117,7 +117,7 @@ class TrainingService:
         self.executor = Executor(backend, self.store, folder, settings, model, records)
         self._work = asyncio.Event()
         self._events: dict[str, asyncio.Event] = {}
-        self._requests: dict[str, Waiting] = {}
+        self._requests: dict[str, StoredRequest] = {}
         self._completed: dict[str, asyncio.Event] = {}
         self._samples: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(settings.max_samples)
@@ -161,21 +161,20 @@ class TrainingService:
 
     def new_session(self, client: str, fields: Fields) -> str:
         """Id of a new session."""
-        row = self.store.fetch_one("SELECT COUNT(*) FROM sessions WHERE client = ? AND finished IS NULL", client)
-        if row is not None and row[0] >= MOST_SESSIONS:
+        many = self.store.one("SELECT COUNT(*) FROM sessions WHERE client = ? AND finished IS NULL", client)[0]
+        if many >= MOST_SESSIONS:
             raise RequestError(f"you have {MOST_SESSIONS} open sessions: close some", status=429)
         session = f"s-{secrets.token_hex(8)}"
-        self.store.run(
-            "INSERT INTO sessions (id, client, project, display_name, tags, metadata, created) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            session,
-            client,
-            fields.text("project_id"),
-            fields.text("display_name"),
-            json.dumps(fields.value("tags", [])),
-            json.dumps(fields.mapping("user_metadata")),
-            time.time(),
-        )
+        row = {
+            "id": session,
+            "client": client,
+            "project": fields.text("project_id"),
+            "display_name": fields.text("display_name"),
+            "tags": json.dumps(fields.value("tags", [])),
+            "metadata": json.dumps(fields.mapping("user_metadata")),
+            "created": time.time(),
+        }
+        self.store.insert("sessions", row)
         self._heartbeats[session] = time.monotonic()
         return session
 
@@ -203,12 +202,8 @@ class TrainingService:
         self._heartbeats.pop(session, None)
         samplers = [row["id"] for row in self.store.all("SELECT id FROM samplers WHERE session = ?", session)]
         with self.store.transaction():
-            self.store.run(
-                "UPDATE sessions SET finished = ?, detail = ? WHERE id = ? AND finished IS NULL",
-                reason,
-                detail,
-                session,
-            )
+            ended = "UPDATE sessions SET finished = ?, detail = ? WHERE id = ? AND finished IS NULL"
+            self.store.run(ended, reason, detail, session)
             self.store.run("DELETE FROM samplers WHERE session = ?", session)
         for sampler in samplers:
             for request_id in [sample for sample in self._samples if sample.rpartition(":")[0] == sampler]:
@@ -220,11 +215,11 @@ class TrainingService:
 
     # Requests of models
 
-    def create(self, client: str, kind: Kind, fields: Fields, body: bytes) -> Waiting | StoredRequest:
+    def create(self, client: str, kind: Kind, fields: Fields, body: bytes) -> StoredRequest:
         """Submit the request that makes a model. Raises `RequestError` if there are too many."""
-        session = needed(fields.text("session_id"), "session_id")
+        session = fields.required_text("session_id")
         self.open_session(client, session)
-        number = needed(fields.integer("model_seq_id", None, least=0, most=MOST_SEQ), "model_seq_id")
+        number = fields.required_integer("model_seq_id", least=0, most=MOST_SEQ)
         model_id = f"{session}:train:{number}"
         known = self._find_request(f"{model_id}:0", client, kind)
         if known is not None:
@@ -239,36 +234,18 @@ class TrainingService:
             )
         if sum(model.client == client for model in models) >= self.settings.client_models:
             raise RequestError(f"you have {self.settings.client_models} models, which is the limit of a client")
-        request = StoredRequest(
-            id=f"{model_id}:0",
-            kind=kind,
-            owner=model_id,
-            seq=0,
-            client=client,
-            tokens=0,
-            body=body,
-            created=time.time(),
-        )
+        request = StoredRequest(id=f"{model_id}:0", kind=kind, owner=model_id, seq=0, client=client, body=body)
         self.store.add_request(request)
         return self._enqueue(request)
 
-    def submit(
-        self, client: str, kind: Kind, model_id: str, seq: int, tokens: int, body: bytes
-    ) -> Waiting | StoredRequest:
+    def submit(self, client: str, kind: Kind, model_id: str, seq: int, tokens: int, body: bytes) -> StoredRequest:
         """Store a request of a model and queue it. A request of the same number is the same request."""
         model = self.model_of(client, model_id)
         known = self._find_request(f"{model_id}:{seq}", client, kind)
         if known is not None:
             return known
         request = StoredRequest(
-            id=f"{model_id}:{seq}",
-            kind=kind,
-            owner=model_id,
-            seq=seq,
-            client=client,
-            tokens=tokens,
-            body=body,
-            created=time.time(),
+            id=f"{model_id}:{seq}", kind=kind, owner=model_id, seq=seq, client=client, tokens=tokens, body=body
         )
         if seq < model.next_seq:
             return request  # executed, and its result forgotten
@@ -283,16 +260,7 @@ class TrainingService:
         request_id = f"{model_id}:unload"
         if self._find_request(request_id, client, "unload") is None:
             model = self.model_of(client, model_id)
-            request = StoredRequest(
-                id=request_id,
-                kind="unload",
-                owner=model_id,
-                seq=UNLOAD,
-                client=client,
-                tokens=0,
-                body=b"",
-                created=time.time(),
-            )
+            request = StoredRequest(id=request_id, kind="unload", owner=model_id, seq=UNLOAD, client=client)
             self.store.add_request(request)
             self._await_end(request)
             model.ending = True
@@ -310,29 +278,22 @@ class TrainingService:
 
     def new_sampler(self, client: str, fields: Fields) -> str:
         """Id of a sampling session on a checkpoint or the base model."""
-        session = needed(fields.text("session_id"), "session_id")
+        session = fields.required_text("session_id")
         self.open_session(client, session)
-        number = needed(
-            fields.integer("sampling_session_seq_id", None, least=0, most=MOST_SEQ), "sampling_session_seq_id"
-        )
+        number = fields.required_integer("sampling_session_seq_id", least=0, most=MOST_SEQ)
         path, base = fields.text("model_path"), fields.text("base_model")
         if base is not None and base not in self.model.names:
             raise RequestError(f"base_model = {base[:80]!r} is not served here: {', '.join(self.model.names)}")
         if path is None and base is None:
             raise RequestError("model_path or base_model is missing")
-        stored = None if path is None else self.checkpoint(client, path)
-        if stored is not None and (json.loads(stored["spec"] or "null") or {}).get("value_head"):
-            raise RequestError(f"{path} is a critic, which computes values, and has no tokens to sample")
-        sampler = f"{session}:sample:{number}"
-        self.store.run(
-            "INSERT OR IGNORE INTO samplers (id, client, session, folder, path, model, step) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            sampler,
-            client,
-            session,
-            *((None,) * 4 if stored is None else (stored["folder"], path, stored["model"], stored["step"])),
-        )
-        return sampler
+        row = {"id": f"{session}:sample:{number}", "client": client, "session": session}
+        if path is not None:
+            stored = self.checkpoint(client, path)
+            if (json.loads(stored["spec"] or "null") or {}).get("value_head"):
+                raise RequestError(f"{path} is a critic, which computes values, and has no tokens to sample")
+            row |= {"path": path, **{name: stored[name] for name in ("folder", "model", "step")}}
+        self.store.insert("samplers", row, instead="IGNORE")
+        return row["id"]
 
     def sampler(self, client: str, sampler: str) -> Row:
         """A sampling session. Raises `RequestError` with 404."""
@@ -356,8 +317,8 @@ class TrainingService:
         429 if the client has to wait.
         """
         fields = Fields(json_object(body))
-        sampler = needed(fields.text("sampling_session_id"), "sampling_session_id")
-        seq = needed(fields.integer("seq_id", None, least=0, most=MOST_SEQ), "seq_id")
+        sampler = fields.required_text("sampling_session_id")
+        seq = fields.required_integer("seq_id", least=0, most=MOST_SEQ)
         folder = self.sampler(client, sampler)["folder"]
         request_id = f"{sampler}:{seq}"
         sampling_request = self._sample_request(fields, folder, request_id)
@@ -368,14 +329,7 @@ class TrainingService:
         if len(self._samples) >= 4 * self.settings.max_samples:
             raise RequestError("too many samples wait: try again", status=429)
         request = StoredRequest(
-            id=request_id,
-            kind="sample",
-            owner=sampler,
-            seq=seq,
-            client=client,
-            tokens=tokens,
-            body=body,
-            created=time.time(),
+            id=request_id, kind="sample", owner=sampler, seq=seq, client=client, tokens=tokens, body=body
         )
         self.store.add_request(request)
         self._start_sample(request)
@@ -471,7 +425,7 @@ class TrainingService:
 
     def copy_checkpoint(self, client: str, fields: Fields) -> str:
         """Path of a copy of a checkpoint in a new training run, which shares the files."""
-        source = dict(self.checkpoint(client, needed(fields.text("source_path"), "source_path")))
+        source = dict(self.checkpoint(client, fields.required_text("source_path")))
         ttl = fields.integer("ttl_seconds", None, least=SHORTEST_TTL, most=LONGEST_TTL)
         session = fields.text("session_id")
         if session is None:
@@ -479,26 +433,17 @@ class TrainingService:
             number = 0
         else:
             self.open_session(client, session)
-            number = needed(fields.integer("model_seq_id", None, least=0, most=MOST_SEQ), "model_seq_id")
+            number = fields.required_integer("model_seq_id", least=0, most=MOST_SEQ)
         model = f"{session}:train:{number}"
         if self.store.fetch_one("SELECT 1 FROM models WHERE id = ?", model) or self.executor.queue.get(model):
             raise RequestError(f"there is a training run {model} already", param="model_seq_id")
         now = time.time()
         path = f"tinker://{model}/{source['kind']}/{source['path'].rpartition('/')[2]}"
         with self.store.transaction():
-            self.store.run(
-                "INSERT INTO models (id, client, session, spec, metadata, next_seq, alive, last_request) "
-                "VALUES (?, ?, ?, ?, NULL, 0, 0, ?)",
-                model,
-                client,
-                session,
-                source["spec"],
-                now,
-            )
-            copy = source | {"path": path, "model": model, "created": now, "expires": now + ttl if ttl else None}
-            self.store.run(
-                f"INSERT INTO checkpoints ({', '.join(copy)}) VALUES ({', '.join('?' * len(copy))})", *copy.values()
-            )
+            row = {"id": model, "client": client, "session": session, "spec": source["spec"], "last_request": now}
+            self.store.insert("models", row | {"next_seq": 0, "alive": 0})
+            copy = {"path": path, "model": model, "created": now, "expires": now + ttl if ttl else None}
+            self.store.insert("checkpoints", source | copy)
         return path
 
     # Status
@@ -546,7 +491,7 @@ class TrainingService:
 
     # Internals
 
-    def _find_request(self, request_id: str, client: str, kind: str) -> Waiting | StoredRequest | None:
+    def _find_request(self, request_id: str, client: str, kind: str) -> StoredRequest | None:
         """The request of this id, if it came before. Raises `RequestError` if it asked for something else."""
         row = self.store.fetch_one("SELECT kind, client FROM requests WHERE id = ?", request_id)
         if row is None:
@@ -565,7 +510,7 @@ class TrainingService:
     def _tokens_in_flight(self, client: str) -> int:
         return sum(request.tokens for request in self._requests.values() if request.client == client)
 
-    def _enqueue(self, request: StoredRequest) -> Waiting:
+    def _enqueue(self, request: StoredRequest) -> StoredRequest:
         waiting = self._await_end(request)
         model = self.executor.queue.get(request.owner)
         if model is None:
@@ -588,10 +533,8 @@ class TrainingService:
             with self.store.transaction():
                 self.store.finish(request.id, failure(RequestError(f"the model {request.owner} was unloaded")))
 
-    def _await_end(self, request: StoredRequest) -> Waiting:
-        waiting = Waiting(
-            id=request.id, kind=request.kind, seq=request.seq, client=request.client, tokens=request.tokens
-        )
+    def _await_end(self, request: StoredRequest) -> StoredRequest:
+        waiting = evolve(request, body=b"")
         self._requests[request.id] = waiting
         self._events[request.id] = asyncio.Event()
         return waiting
@@ -681,23 +624,19 @@ class TrainingService:
         """End silent sessions and waits for lost requests, and forget old results and expired checkpoints."""
         while True:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
-            self.keep_house()
-
-    def keep_house(self) -> None:
-        """One round of `_keep_house`."""
-        silent = time.monotonic() - self.settings.session_seconds
-        for session in [item for item, beat in self._heartbeats.items() if beat < silent]:
-            self.finish_session(session, "expired", "no heartbeat")
-        for model in self.executor.queue:
-            if model.seconds_of_gap(time.monotonic()) > self.settings.session_seconds:
-                self._give_up_waiting(model)
-        now = time.time()
-        if self.store.fetch_one("SELECT 1 FROM checkpoints WHERE expires < ?", now):
-            self.store.run("DELETE FROM checkpoints WHERE expires < ?", now)
-            self._garbage = True
-        self.store.forget_results(
-            read_before=now - READ_SECONDS, done_before=now - UNREAD_SECONDS, most_bytes=RESULT_BYTES
-        )
+            silent = time.monotonic() - self.settings.session_seconds
+            for session in [item for item, beat in self._heartbeats.items() if beat < silent]:
+                self.finish_session(session, "expired", "no heartbeat")
+            for model in self.executor.queue:
+                if model.seconds_of_gap(time.monotonic()) > self.settings.session_seconds:
+                    self._give_up_waiting(model)
+            now = time.time()
+            if self.store.fetch_one("SELECT 1 FROM checkpoints WHERE expires < ?", now):
+                self.store.run("DELETE FROM checkpoints WHERE expires < ?", now)
+                self._garbage = True
+            self.store.forget_results(
+                read_before=now - READ_SECONDS, done_before=now - UNREAD_SECONDS, most_bytes=RESULT_BYTES
+            )
 
 
 def _completion(row: Row) -> Mapping[str, Any]:

@@ -19,12 +19,12 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import asdict, field, frozen
 
 from skyrl.errors import StorageError, UserError
 
@@ -83,9 +83,9 @@ class StoredRequest:
 
     seq: int
     client: str
-    tokens: int
-    body: bytes = field(repr=False)
-    created: float = 0.0
+    tokens: int = 0
+    body: bytes = field(default=b"", repr=False)
+    """Left out of requests that wait for their turn: the file has it."""
 
 
 @frozen(kw_only=True)
@@ -110,7 +110,7 @@ class Store:
             os.close(self._lock)
             raise UserError(f"another training service runs in {folder}: stop it, or choose another folder") from None
         self._connection = _connect(folder)
-        self._finished = self._require_row("SELECT COALESCE(MAX(done), 0) FROM requests")[0]
+        self._finished = self.one("SELECT COALESCE(MAX(done), 0) FROM requests")[0]
 
     def close(self) -> None:
         self._connection.close()
@@ -139,6 +139,12 @@ class Store:
         row: sqlite3.Row | None = self._connection.execute(sql, values).fetchone()
         return row
 
+    def one(self, sql: str, *values: object) -> sqlite3.Row:
+        """The first row of a query that always has one."""
+        row = self.fetch_one(sql, *values)
+        assert row is not None
+        return row
+
     def run(self, sql: str, *values: object) -> None:
         """A change, in the transaction that is open or in one of its own."""
         try:
@@ -146,26 +152,21 @@ class Store:
         except sqlite3.OperationalError as error:
             raise StorageError(f"the service cannot write {DATABASE}: {error}") from error
 
+    def insert(self, table: str, row: Mapping[str, object], *, instead: str = "") -> None:
+        """A new row, as values by column. `instead` is IGNORE or REPLACE, for a key that is there already."""
+        verb = f"INSERT OR {instead}" if instead else "INSERT"
+        self.run(f"{verb} INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", *row.values())
+
     def add_request(self, request: StoredRequest) -> None:
         """Store a request before it is acknowledged."""
         with self.transaction():
-            self.run(
-                "INSERT INTO requests (id, kind, owner, seq, client, tokens, created) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                request.id,
-                request.kind,
-                request.owner,
-                request.seq,
-                request.client,
-                request.tokens,
-                request.created,
-            )
-            self.run("INSERT INTO bodies VALUES (?, ?)", request.id, request.body)
+            row = asdict(request)
+            self.insert("bodies", {"id": request.id, "body": row.pop("body")})
+            self.insert("requests", row | {"created": time.time()})
 
     def request(self, request_id: str) -> StoredRequest:
         """A stored request that is not forgotten."""
-        return _stored_request(
-            self._require_row("SELECT * FROM requests LEFT JOIN bodies USING (id) WHERE id = ?", request_id)
-        )
+        return _stored_request(self.one("SELECT * FROM requests LEFT JOIN bodies USING (id) WHERE id = ?", request_id))
 
     def unfinished(self) -> list[StoredRequest]:
         """Acknowledged requests without a result, in the order of their arrival."""
@@ -190,9 +191,7 @@ class Store:
 
     def add_tick(self, kind: str, content: Mapping[str, Any]) -> int:
         """Append to the journal, in the open transaction; returns the tick's number."""
-        number: int = self._require_row(
-            "SELECT MAX(?, COALESCE((SELECT MAX(number) FROM ticks), 0)) + 1", self.state_tick
-        )[0]
+        number: int = self.one("SELECT MAX(?, COALESCE((SELECT MAX(number) FROM ticks), 0)) + 1", self.state_tick)[0]
         self.run("INSERT INTO ticks VALUES (?, ?, ?)", number, kind, json.dumps(content))
         return number
 
@@ -210,7 +209,7 @@ class Store:
     def bind_base_model(self, model: str) -> None:
         """Note whose models the folder holds. Raises `UserError` if they are those of another base model."""
         self.run("INSERT OR IGNORE INTO facts VALUES ('model', ?)", model)
-        known = self._require_row("SELECT value FROM facts WHERE name = 'model'")["value"]
+        known = self.one("SELECT value FROM facts WHERE name = 'model'")["value"]
         if known != model:
             raise UserError(f"the folder holds models on {known}, and not on {model}: choose another folder")
 
@@ -260,11 +259,6 @@ class Store:
         )
         loaded = {tick.content["folder"] for tick in self.journal() if "folder" in tick.content}
         return {row["folder"] for row in rows} | loaded
-
-    def _require_row(self, sql: str, *values: object) -> sqlite3.Row:
-        row = self.fetch_one(sql, *values)
-        assert row is not None
-        return row
 
 
 def add_client(folder: Path, name: str) -> str:
@@ -327,5 +321,5 @@ def _connect(folder: Path) -> sqlite3.Connection:
 
 
 def _stored_request(row: sqlite3.Row) -> StoredRequest:
-    names: Sequence[str] = ("id", "kind", "owner", "seq", "client", "tokens", "created")
+    names = ("id", "kind", "owner", "seq", "client", "tokens")
     return StoredRequest(body=row["body"] or b"", **{name: row[name] for name in names})

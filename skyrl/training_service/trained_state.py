@@ -54,18 +54,22 @@ class TrainedState:
         if not self.gradients:
             raise RequestError("there are no gradients to step with: call forward_backward first")
         gradients = list(self.gradients.values())
-        norm = float(_norm(gradients))
+        # In double, in which no float32 overflows.
+        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+        norm = float(torch.linalg.vector_norm(torch.stack(norms)))
         if settings.max_grad_norm and norm + CLIP_EPS > settings.max_grad_norm:
             torch._foreach_mul_(gradients, settings.max_grad_norm / (norm + CLIP_EPS))
-        weights = [self.weights[name] for name in self.gradients]
         if not self.first:
             self.first = {name: torch.zeros_like(gradient) for name, gradient in self.gradients.items()}
             self.second = {name: torch.zeros_like(item) for name, item in self.gradients.items()}
+        weights, first, second = (
+            [tensors[name] for name in self.gradients] for tensors in (self.weights, self.first, self.second)
+        )
         adamw(
             weights,
             gradients,
-            [self.first[name] for name in self.gradients],
-            [self.second[name] for name in self.gradients],
+            first,
+            second,
             [],
             [torch.tensor(float(self.steps), device=weight.device) for weight in weights],
             fused=True,
@@ -112,13 +116,6 @@ class TrainedState:
                 raise RequestError(f"the optimizer state in {file.parent} belongs to another model")
             slots[slot][name] = tensor.to(like.device)
         return cls(steps=steps, **slots)
-
-
-def _norm(tensors: list[Tensor]) -> Tensor:
-    """The joint L2 norm, in double, in which no float32 overflows."""
-    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
-    joint: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    return joint
 
 
 def all_finite(tensors: Mapping[str, Tensor]) -> bool:

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from skyrl.config import SamplingParams
-from skyrl.endpoint.bounded_tokenizer import CHARACTERS_PER_TOKEN, bounded_tokenizer
+from skyrl.endpoint.policy import CHARACTERS_PER_TOKEN, BoundedTokenizer
 from skyrl.endpoint.trajectories import MOST_AT_ONCE, PlayedTrajectory
 from skyrl.errors import RequestError
 from skyrl.inference.engine import SampleKey
@@ -40,7 +40,7 @@ class Counting:
 @pytest.mark.parametrize("size", [1, 3, 8, 16])
 def test_the_work_for_a_prompt_is_bounded_by_what_fits_and_not_by_its_length(size: int) -> None:
     most, counting = 64, Counting(size)
-    bounded = bounded_tokenizer(counting, most)  # type: ignore[arg-type]  # of a tokenizer, it has what is called
+    bounded = BoundedTokenizer(counting, most)  # type: ignore[arg-type]  # of a tokenizer, it has what is called
     with pytest.raises(RequestError, match="tokens, and prompt and answer together may have 64"):
         bounded.encode("a" * 4_000_000, add_special_tokens=False)
     assert counting.read <= 8 * most * max(size, CHARACTERS_PER_TOKEN)
@@ -49,7 +49,7 @@ def test_the_work_for_a_prompt_is_bounded_by_what_fits_and_not_by_its_length(siz
 @pytest.mark.parametrize("size", [1, 3, 8, 16, 1000])
 @pytest.mark.parametrize("count", [1, 63, 64])
 def test_a_text_that_fits_is_never_refused(size: int, count: int) -> None:
-    bounded = bounded_tokenizer(Counting(size), 64)  # type: ignore[arg-type]  # as above
+    bounded = BoundedTokenizer(Counting(size), 64)  # type: ignore[arg-type]  # as above
     assert len(bounded.encode("a" * (size * count), add_special_tokens=False)) == count
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import openai
 import pytest
 
-from skyrl.endpoint import items
+from skyrl.endpoint import trajectories
 from skyrl.endpoint.conversations import History
-from skyrl.endpoint.items import StoredResponses
+from skyrl.endpoint.trajectories import StoredResponses
 from skyrl.errors import RequestError
 from tests.endpoint.serving import Script, served, tiny_engine
 from tests.endpoint.test_openai_client import client
@@ -118,7 +118,7 @@ async def test_what_has_no_effect_is_refused_by_name(changes: dict[str, Any], pa
 
 
 def test_the_oldest_responses_make_way_for_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(items, "STORED_CHARACTERS", 170)
+    monkeypatch.setattr(trajectories, "STORED_CHARACTERS", 170)
     stored = StoredResponses()
     for number in ("a", "b", "c"):
         stored.keep({"id": number}, History(({"role": "user", "content": "x" * 30},)))  # 65 + 11 characters each

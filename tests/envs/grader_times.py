@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, cycle, islice
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from skyrl.envs.builtin import math_equal
 from skyrl.envs.builtin.code import CodeEnv
 from skyrl.envs.builtin.math_equal import MathEqual
 from skyrl.envs.builtin.search_code import SearchCodeEnv
+from skyrl.envs.search import ask_retriever
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
 from tests.envs.hostile import FRAMES, INJECTIONS, NUMBERS, QUERIES, answers, boxes, repeats
@@ -85,9 +87,8 @@ def graders(count: int, folder: Path) -> dict[str, Grader]:
     boxed = [f"\\boxed{{{content}}}" for content in boxes(count)]
     sandbox = Sandbox(readable=[folder])
     by_name = {name: Grader(_stepper(name), texts) for name in TEXT}
-    by_name["searchcode"] = Grader(
-        lambda answer: SearchCodeEnv(EXTRAS, SearchEnvConfig(), sandbox).step(answer).reward, texts
-    )
+    retrieve = partial(ask_retriever, SearchEnvConfig(), None)
+    by_name["searchcode"] = Grader(lambda answer: SearchCodeEnv(EXTRAS, retrieve, sandbox).step(answer).reward, texts)
     equal = MathEqual()
     by_name["math-verify"] = Grader(
         lambda answer: float(equal(answer.removeprefix("\\boxed{")[:-1], "271828")), boxed, math_equal.SECONDS

@@ -15,7 +15,8 @@ from unittest import mock
 
 import pytest
 
-from skyrl.config.settings.environment import GSM8kLLMJudgeEnvConfig, RewardModelEnvConfig
+from skyrl.config.settings.environment import RewardModelEnvConfig
+from skyrl.envs.builtin.judge_service import JudgeService
 from skyrl.envs.builtin.llm_judge import LLMJudgeEnv
 from skyrl.envs.builtin.reward_model import RewardModelEnv
 from skyrl.envs.http_json import ATTEMPTS, OUTAGES, Outages, ServiceError, post
@@ -282,7 +283,7 @@ def test_a_result_of_a_program_has_its_form(change: dict[str, Any]) -> None:
 )
 def test_a_judges_reply_has_its_form(choices: object) -> None:
     def ask(url: str) -> object:
-        env = LLMJudgeEnv({"reward_spec": {"ground_truth": "4"}}, GSM8kLLMJudgeEnvConfig(base_url=url), None)
+        env = LLMJudgeEnv({"reward_spec": {"ground_truth": "4"}}, JudgeService(model="judge", base_url=url))
         return env.step("4")
 
     with raw(http(json.dumps({"choices": choices}))) as url, pytest.raises(ServiceError, match="answered with"):

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -21,9 +22,8 @@ from click.testing import CliRunner
 from skyrl.cli.main import cli
 from skyrl.config.settings.environment import SearchEnvConfig
 from skyrl.envs.http_json import ServiceError
-from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
-from skyrl.envs.services.corpus import Document, SearchIndex, read_corpus
-from skyrl.envs.services.retriever import retriever_app
+from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv, ask_retriever
+from skyrl.envs.services.retriever import Document, SearchIndex, read_corpus, retriever_app
 from skyrl.errors import DataError, ProcessError, UserError
 from skyrl.processes import service
 from skyrl.processes.service import listen, server_of
@@ -67,7 +67,7 @@ def post(url: str, body: Any, headers: Mapping[str, str] | None = None) -> tuple
 
 def search_env(url: str, token: str | None = None) -> SearchEnv:
     extras = {"reward_spec": {"ground_truth": {"target": "Rome"}}, "max_turns": 3}
-    return SearchEnv(extras, SearchEnvConfig(search_url=url, topk=2), token)
+    return SearchEnv(extras, partial(ask_retriever, SearchEnvConfig(search_url=url, topk=2), token))
 
 
 def test_rarer_words_and_shorter_documents_rank_higher() -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 
-from skyrl.envs.services.corpus import SearchIndex
-from skyrl.envs.services.retriever import retriever_app
+from skyrl.envs.services.retriever import SearchIndex, retriever_app
 from skyrl.envs.services.reward_service import reward_app
 
 ODD: tuple[Any, ...] = (

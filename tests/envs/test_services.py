@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 
-from skyrl.config.settings.environment import GSM8kLLMJudgeEnvConfig, SearchEnvConfig
+from skyrl.config.settings.environment import SearchEnvConfig
+from skyrl.envs.builtin.judge_service import JudgeService
 from skyrl.envs.builtin.llm_judge import LLMJudgeEnv
 from skyrl.envs.http_json import ServiceError, post
-from skyrl.envs.search import SearchEnv
+from skyrl.envs.search import SearchEnv, ask_retriever
 from skyrl.errors import RequestError
 from skyrl.processes.service_app import body_of
 from tests.envs.hostile import INJECTIONS
@@ -32,7 +34,8 @@ def test_a_search_is_answered_by_the_retriever_and_rewarded_by_the_last_answer()
 
     with service(reply) as url:
         settings = SearchEnvConfig(search_url=f"{url}/retrieve", topk=2)
-        env = SearchEnv({"reward_spec": {"ground_truth": {"target": ["Paris"]}}, "max_turns": 3}, settings)
+        extras = {"reward_spec": {"ground_truth": {"target": ["Paris"]}}, "max_turns": 3}
+        env = SearchEnv(extras, partial(ask_retriever, settings, None))
         first = env.step("<search>capital of France</search>")
         last = env.step("<answer>the Paris!</answer>")
     assert requests == [("/retrieve", {"query": "capital of France", "topk": 2, "return_scores": True})]
@@ -74,8 +77,7 @@ def test_nobody_is_asked_but_the_service_that_the_configuration_names() -> None:
 def judged(*replies: str) -> tuple[LLMJudgeEnv, Any]:
     texts = list(replies)
     with service(lambda *_: (200, {"choices": [{"message": {"content": texts.pop(0)}}]})) as url:
-        settings = GSM8kLLMJudgeEnvConfig(base_url=url)
-        env = LLMJudgeEnv({"reward_spec": {"ground_truth": "4"}}, settings, api_key=None)
+        env = LLMJudgeEnv({"reward_spec": {"ground_truth": "4"}}, JudgeService(model="judge", base_url=url))
         env.init(({"role": "user", "content": "2+2?"},))
         return env, env.step("4")
 
@@ -100,7 +102,7 @@ def asked_of_a_judge(answer: str, reply: Callable[[str], str]) -> float:
         return 200, {"choices": [{"message": {"content": reply(read.split(f"{mark}\n")[1].removesuffix(f"\n{mark}"))}}]}
 
     with service(judge) as url:
-        env = LLMJudgeEnv({"reward_spec": {"ground_truth": "7"}}, GSM8kLLMJudgeEnvConfig(base_url=url), api_key=None)
+        env = LLMJudgeEnv({"reward_spec": {"ground_truth": "7"}}, JudgeService(model="judge", base_url=url))
         env.init(({"role": "user", "content": "3+4?"},))
         return env.step(answer).reward
 

@@ -47,8 +47,7 @@ def gym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SkyRLGymConfig:
     for folder in (file.parents[1], file.parent):
         folder.chmod(0o755)
     reply = ServiceReply(value=f"Doc 1: {table()['found']}", retries=0)
-    for module in ("search", "builtin.search_code"):
-        monkeypatch.setattr(f"skyrl.envs.{module}.ask_retriever", lambda *_: reply)
+    monkeypatch.setattr("skyrl.envs.registry.ask_retriever", lambda *_, patience: reply)
     return SkyRLGymConfig(text2sql=Text2SQLEnvConfig(db_path=str(file.parents[1])))
 
 

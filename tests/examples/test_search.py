@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skyrl.config import compose
-from skyrl.envs.services.corpus import SearchIndex, read_corpus
+from skyrl.envs.services.retriever import SearchIndex, read_corpus
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.tree.imports import import_object
 

@@ -10,9 +10,9 @@ import pytest
 
 from skyrl.config import compose
 from skyrl.config.settings.environment import Text2SQLEnvConfig
-from skyrl.envs.registry import _sandbox
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.sandbox.sandbox import shared_sandbox
 from skyrl.tree.imports import import_object
 from tests.examples.test_search import overrides
 
@@ -35,7 +35,7 @@ def test_the_worked_conversations_are_those_that_the_environment_has(example: Mo
     env = Text2SQLEnv(
         {**row, "max_turns": 2},
         Text2SQLEnvConfig(db_path=str(tmp_path / "databases")),
-        _sandbox("auto", tmp_path / "databases"),
+        shared_sandbox("auto", (tmp_path / "databases",)),
     )
     rng = random.Random(0)
     worked = next(talk for talk in iter(lambda: example.conversation(rng), None) if len(talk) == 4)
@@ -52,7 +52,7 @@ def test_a_fruit_in_another_spelling_is_not_found(example: ModuleType, tmp_path:
     row = json.loads((tmp_path / "validation.jsonl").read_text().splitlines()[1])
     settings = Text2SQLEnvConfig(db_path=str(tmp_path / "databases"))
     wrong = example.query("plum", capitals="plum" in row["reward_spec"]["ground_truth"])
-    env = Text2SQLEnv({**row, "max_turns": 2}, settings, _sandbox("auto", tmp_path / "databases"))
+    env = Text2SQLEnv({**row, "max_turns": 2}, settings, shared_sandbox("auto", (tmp_path / "databases",)))
     assert env.step(f"<think>so</think><solution>{wrong}</solution>").reward == 0.0
 
 

@@ -27,8 +27,7 @@ from skyrl.endpoint.http.control_routes import ControlRoutes
 from skyrl.endpoint.policy import Policy, ServedPolicy
 from skyrl.endpoint.trajectories import Trajectories
 from skyrl.envs.services.code_service import code_app
-from skyrl.envs.services.corpus import SearchIndex
-from skyrl.envs.services.retriever import retriever_app
+from skyrl.envs.services.retriever import SearchIndex, retriever_app
 from skyrl.envs.services.reward_service import reward_app
 from skyrl.errors import ProcessError, UserError
 from skyrl.models.saving.reward_model import RewardModel

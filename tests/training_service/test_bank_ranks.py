@@ -18,8 +18,7 @@ from skyrl.errors import PassError, RequestError, RunError
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
 from skyrl.training_service.backend import AdamSettings, AdapterSpec, PassResult
-from skyrl.training_service.bank_ranks import BankRanks
-from skyrl.training_service.model_bank import ModelBank, dealt
+from skyrl.training_service.model_bank import BankRanks, ModelBank, dealt
 from skyrl.tree import evolve_at
 from tests.learners.pool import Pool
 from tests.training_service.banks import (

@@ -73,8 +73,7 @@ def serve_retriever(corpus: Path, host: str, port: int, name: str | None, names:
     """
     require_packages("serve-retriever", "search", "bm25s", "starlette", "uvicorn")
     from skyrl.envs.search import TOKEN_VARIABLE
-    from skyrl.envs.services.corpus import SearchIndex, read_corpus
-    from skyrl.envs.services.retriever import retriever_app
+    from skyrl.envs.services.retriever import SearchIndex, read_corpus, retriever_app
     from skyrl.processes.service import serve
 
     with _listening(host, port, TOKEN_VARIABLE, "retrieve") as (bound, url, token):

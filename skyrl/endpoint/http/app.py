@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from attrs import evolve
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -28,7 +27,7 @@ from skyrl.processes.service_app import is_key, json_object, key_of, post_route,
 RETRY_SECONDS = 1
 """Seconds after which a refused client should try again."""
 
-Respond = Callable[[Fields, Policy, PlayedTrajectory | None], Awaitable[Reply]]
+Respond = Callable[[Fields, Policy], Awaitable[Reply]]
 
 
 def endpoint_app(
@@ -69,10 +68,11 @@ class _Answers:
         """A handler of the bodies of POST requests."""
 
         async def respond(request: Request, body: bytes) -> Response:
-            reply = await _await_first_event(
-                answer(Fields(json_object(body)), self._policy, self._trajectory_of(request))
-            )
-            return JSONResponse(reply.body) if reply.events is None else _EventStream(reply)
+            reply = await answer(Fields(json_object(body)), self._policy.of(self._trajectory_of(request)))
+            if reply.events is None:
+                return JSONResponse(reply.body)
+            first = await anext(reply.events)  # an error before it is answered with a status code
+            return _EventStream(first, reply.events, ends_with_done=reply.ends_with_done)
 
         return respond
 
@@ -105,7 +105,7 @@ class _Answers:
 
     async def to_stored_response(self, request: Request) -> Response:
         """A response that a request may continue."""
-        stored = self._policy.stored_responses(self._trajectory_of(request))
+        stored = self._policy.of(self._trajectory_of(request)).stored
         return JSONResponse(stored.response(request.path_params["number"]))
 
     def admit(self, request: Request) -> None:
@@ -125,29 +125,11 @@ async def _health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
-async def _await_first_event(answer: Awaitable[Reply]) -> Reply:
-    """The reply; for a stream, waits for its first event, so that earlier errors are answered with a status code."""
-    reply = await answer
-    if reply.events is None:
-        return reply
-    return evolve(reply, events=_prepend_event(await anext(reply.events), reply.events))
-
-
-async def _prepend_event(first: Event, events: Events) -> Events:
-    try:
-        yield first
-        async for event in events:
-            yield event
-    finally:
-        await events.aclose()
-
-
 class _EventStream(StreamingResponse):
     """Sends events as they come, and closes them when they end or the client disconnects."""
 
-    def __init__(self, reply: Reply) -> None:
-        assert reply.events is not None
-        self._events, self._ends_with_done = reply.events, reply.ends_with_done
+    def __init__(self, first: Event, events: Events, *, ends_with_done: bool) -> None:
+        self._first, self._events, self._ends_with_done = first, events, ends_with_done
         super().__init__(self._lines(), media_type="text/event-stream")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,6 +140,7 @@ class _EventStream(StreamingResponse):
 
     async def _lines(self) -> AsyncIterator[bytes]:
         try:
+            yield self._first.line
             async for event in self._events:
                 yield event.line
         except RequestError as error:  # too late for a status code

@@ -39,23 +39,21 @@ class ControlRoutes:
 
     def routes(self, guarded: Guarded) -> list[Route]:
         """The routes for clients that `guarded` lets through."""
-        gets: Mapping[str, Handler] = {
-            "/weight_info": _showing(lambda: {"weight_version": str(self._control.version)}),
-            "/is_paused": _showing(lambda: {"is_paused": self._control.is_paused}),
-            "/get_world_size": _showing(lambda: {"world_size": self._control.workers}),
-            "/metrics": self._metrics,
-        }
-        posts: Mapping[str, Handler] = {
-            "/pause": self._pause,
-            "/resume": self._resume,
-            "/collective_rpc": self._rpc,
+        answers: Mapping[tuple[str, str], Handler] = {
+            ("GET", "/weight_info"): _showing(lambda: {"weight_version": str(self._control.version)}),
+            ("GET", "/is_paused"): _showing(lambda: {"is_paused": self._control.is_paused}),
+            ("GET", "/get_world_size"): _showing(lambda: {"world_size": self._control.workers}),
+            ("GET", "/metrics"): self._metrics,
+            ("POST", "/pause"): self._pause,
+            ("POST", "/resume"): self._resume,
+            ("POST", "/collective_rpc"): self._rpc,
             # Engines drop old computations as soon as they load weights, and keep no process group.
-            "/reset_prefix_cache": _showing(lambda: {"success": True}),
-            "/update_weight_version": self._name_weights,
-            "/shutdown_weight_transfer_engine": _showing(lambda: {"success": True}),
+            ("POST", "/reset_prefix_cache"): _showing(lambda: {"success": True}),
+            ("POST", "/update_weight_version"): self._name_weights,
+            ("POST", "/shutdown_weight_transfer_engine"): _showing(lambda: {"success": True}),
         }
 
-        def route(path: str, answer: Handler, method: str) -> Route:
+        def route(method: str, path: str, answer: Handler) -> Route:
             async def respond(request: Request) -> Response:
                 body = await body_of(request)
                 fields = Fields(json_object(body) if body else {})
@@ -65,17 +63,24 @@ class ControlRoutes:
 
             return Route(path, guarded(respond), methods=[method])
 
-        return [route(path, answer, "GET") for path, answer in gets.items()] + [
-            route(path, answer, "POST") for path, answer in posts.items()
-        ]
+        return [route(*place, answer) for place, answer in answers.items()]
 
     async def _metrics(self, request: Request, body: Fields) -> object:
         """Prometheus' text format, under the metric names that routers in front of vLLM read."""
-        load = await self._on_engines(self._control.load)
-        return f"vllm:num_requests_running {load.running}\nvllm:num_requests_waiting {load.waiting}\n"
+        running, waiting = await self._on_engines(self._control.load)
+        return f"vllm:num_requests_running {running}\nvllm:num_requests_waiting {waiting}\n"
 
     async def _pause(self, request: Request, body: Fields) -> object:
-        in_flight = _in_flight_policy(request.query_params)
+        in_flight: InFlight
+        match request.query_params.get("mode", "abort"), request.query_params.get("clear_cache", "true"):
+            case "wait", _:
+                in_flight = "finish"
+            case "keep", "true":
+                in_flight = "recompute"
+            case "keep", "false":
+                in_flight = "keep"
+            case _:
+                raise RequestError("mode has to be wait or keep, and clear_cache true or false", param="mode")
         await self._on_engines(lambda: self._control.pause(in_flight))
         return {"status": "paused"}
 
@@ -115,15 +120,3 @@ def _showing(content: Callable[[], object]) -> Handler:
         return content()
 
     return answer
-
-
-def _in_flight_policy(query: Mapping[str, str]) -> InFlight:
-    """Policy for samples in flight. Raises `RequestError`."""
-    match query.get("mode", "abort"), query.get("clear_cache", "true"):
-        case "wait", _:
-            return "finish"
-        case "keep", "true":
-            return "recompute"
-        case "keep", "false":
-            return "keep"
-    raise RequestError("mode has to be wait or keep, and clear_cache true or false", param="mode")

@@ -21,7 +21,6 @@ from skyrl.endpoint.http.control_routes import ControlRoutes
 from skyrl.endpoint.policy import Generate, Policy, ServedPolicy
 from skyrl.endpoint.trajectories import Trajectories
 from skyrl.errors import RunError
-from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.processes.service import listen, server_of
 
 T = TypeVar("T")
@@ -48,8 +47,8 @@ class Endpoint:
         self.url = f"http://{host}:{bound.getsockname()[1]}"
         """Address of the server, such as `http://127.0.0.1:8000`; OpenAI's clients need `/v1` appended."""
         self.trajectories = Trajectories()
-        self._engines = _HandOver(generate, asyncio.get_running_loop())
-        self._policy = Policy(served, tokenizer, self._engines.generate)
+        self._engines = _HandOver(asyncio.get_running_loop())
+        self._policy = Policy(served, tokenizer, lambda request: self._engines.call(lambda: generate(request)))
         more = [] if control is None else [ControlRoutes(control, self._engines.call)]
         self._server = server_of(endpoint_app(self._policy, self.trajectories, address.access, *more))
         self._thread = threading.Thread(
@@ -88,23 +87,23 @@ async def serving(
 class _HandOver:
     """Hands calls from the server's loop over to the loop of the engines."""
 
-    def __init__(self, generate: Generate, loop: asyncio.AbstractEventLoop) -> None:
-        self._generate, self._loop = generate, loop
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._calls: set[Future[Any]] = set()
         self._closed, self._changing = False, threading.Lock()
-
-    async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        """Draw the samples of a request. Raises the same errors as `call`."""
-        return await self.call(lambda: self._generate(request))
 
     async def call(self, call: Callable[[], Awaitable[T]]) -> T:
         """Await `call()` on the loop of the engines. Raises its exceptions, and `RunError` if the engines end before it
         does.
         """
+
+        async def awaited() -> T:
+            return await call()
+
         with self._changing:
             if self._closed:
                 raise RunError("the engines have ended")
-            future = asyncio.run_coroutine_threadsafe(_awaited(call), self._loop)
+            future = asyncio.run_coroutine_threadsafe(awaited(), self._loop)
             self._calls.add(future)
         try:
             return await asyncio.wrap_future(future)
@@ -122,7 +121,3 @@ class _HandOver:
             self._closed, calls = True, tuple(self._calls)
         for call in calls:
             call.cancel()
-
-
-async def _awaited(call: Callable[[], Awaitable[T]]) -> T:
-    return await call()

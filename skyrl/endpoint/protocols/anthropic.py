@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any
 
-from attrs import frozen
-
 from skyrl.endpoint.conversations import History, Message
 from skyrl.endpoint.fields import Fields
 from skyrl.endpoint.live import LiveAnswers, sample_messages
@@ -18,51 +16,36 @@ from skyrl.endpoint.messages import SampledMessage, call_message, may_call_tools
 from skyrl.endpoint.policy import Policy, PromptTokens
 from skyrl.endpoint.reply import Event, Events, Json, Reply
 from skyrl.endpoint.request_sampling import RequestSampling
-from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
 
 _BOOKKEEPING = ("metadata", "service_tier", "container", "context_management", "mcp_servers", "betas")
 
 
-@frozen(kw_only=True)
-class _MessagesRequest:
-    """A parsed request."""
-
-    history: History
-    settings: RequestSampling
-    stream: bool
-
-
-async def messages(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
+async def messages(body: Fields, policy: Policy) -> Reply:
     """Answer one request. Raises `RequestError`."""
-    request = _parse_request(body, policy, trajectory)
-    if request.stream:
-        return Reply(events=_events(request, policy, trajectory))
-    result = await sample_messages(request.history, request.settings, 1, policy, trajectory)
+    settings = policy.settings(body, lengths=("max_tokens",), stops="stop_sequences")
+    body.refuse("thinking", "the model's template decides how it thinks", harmless=({"type": "disabled"},))
+    body.ignore(*_BOOKKEEPING)
+    history, stream = _history(body), body.boolean("stream")
+    body.finish()
+    if stream:
+        return Reply(events=_events(history, settings, policy))
+    result = await sample_messages(history, settings, 1, policy)
     (answer,) = result.messages
     text: list[Json] = [{"type": "text", "text": answer.text}] if answer.text or not answer.calls else []
-    head = _head(request.settings.model, result.prompt, len(answer.completion.token_ids))
+    head = _head(settings.model, result.prompt, len(answer.completion.token_ids))
     return Reply({**head, "content": [*text, *_tool_uses(answer)], **_stop_fields(answer)})
 
 
-async def count_tokens(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
+async def count_tokens(body: Fields, policy: Policy) -> Reply:
     """Count the prompt tokens of a request. Raises `RequestError`."""
     policy.refuse_other_models(body.text("model"))
     history = _history(body)
     body.ignore(*_BOOKKEEPING, "thinking")
     body.finish()
-    with policy.admitted(1, None):
-        prompt = await policy.conversation(history, trajectory)
+    with policy.of_clients.admitted(1):
+        prompt = await policy.conversation(history)
     return Reply({"input_tokens": len(prompt.ids)})
-
-
-def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _MessagesRequest:
-    settings = policy.settings(body, trajectory, lengths=("max_tokens",), stops="stop_sequences")
-    body.refuse("thinking", "the model's template decides how it thinks", harmless=({"type": "disabled"},))
-    body.ignore(*_BOOKKEEPING)
-    request = _MessagesRequest(history=_history(body), settings=settings, stream=body.boolean("stream"))
-    body.finish()
-    return request
 
 
 def _history(body: Fields) -> History:
@@ -141,22 +124,21 @@ def _tool_uses(answer: SampledMessage) -> list[Json]:
     ]
 
 
-async def _events(request: _MessagesRequest, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
+async def _events(history: History, settings: RequestSampling, policy: Policy) -> Events:
     """Events of a stream: text as it is sampled, and tool uses when the answer is complete."""
-    live = LiveAnswers(policy, request.settings.sampling.stop or (), tools=bool(request.history.tools))
-    sampling = sample_messages(request.history, request.settings, 1, policy, trajectory, live)
-    answering = asyncio.ensure_future(sampling)
+    live = LiveAnswers(policy, settings.sampling.stop or (), tools=bool(history.tools))
+    answering = asyncio.ensure_future(sample_messages(history, settings, 1, policy, live))
     blocks = 0
     async with aclosing(live.pieces(answering, lambda result: [message.text for message in result.messages])) as pieces:
         async for _, piece in pieces:
             if not blocks:
-                yield _event("message_start", message=_head(request.settings.model, live.prompt, 0))
+                yield _event("message_start", message=_head(settings.model, live.prompt, 0))
                 yield _block_start(0, {"type": "text", "text": ""})
                 blocks = 1
             yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
     (answer,) = answering.result().messages
     if not blocks:
-        yield _event("message_start", message=_head(request.settings.model, live.prompt, 0))
+        yield _event("message_start", message=_head(settings.model, live.prompt, 0))
     else:
         yield _event("content_block_stop", index=0)
     for index, use in enumerate(_tool_uses(answer), start=blocks):

@@ -23,7 +23,6 @@ from skyrl.endpoint.messages import SampledMessage, may_call_tools, messages_of,
 from skyrl.endpoint.policy import MOST_ANSWERS, Policy, PromptTokens
 from skyrl.endpoint.reply import Event, Events, Json, Reply, now
 from skyrl.endpoint.request_sampling import RequestSampling
-from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
 from skyrl.inference.engine import MOST_TOP_LOGPROBS
 
@@ -49,12 +48,12 @@ class _ChatRequest:
     token_ids: bool
 
 
-async def chat(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
+async def chat(body: Fields, policy: Policy) -> Reply:
     """Answer one request. Raises `RequestError`."""
-    request = _parse_request(body, policy, trajectory)
+    request = _parse_request(body, policy)
     if request.stream:
-        return Reply(events=_events(request, policy, trajectory), ends_with_done=True)
-    result = await sample_messages(request.history, request.settings, request.n, policy, trajectory)
+        return Reply(events=_events(request, policy), ends_with_done=True)
+    result = await sample_messages(request.history, request.settings, request.n, policy)
     choices: list[dict[str, Any]] = []
     for index, answer in enumerate(result.messages):
         message: dict[str, Any] = {"role": "assistant", "content": answer.text or None if answer.calls else answer.text}
@@ -68,11 +67,11 @@ async def chat(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None
     return Reply(response | ({"prompt_token_ids": list(result.prompt.ids)} if request.token_ids else {}))
 
 
-def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _ChatRequest:
-    settings = policy.settings(body, trajectory, lengths=("max_completion_tokens", "max_tokens"))
+def _parse_request(body: Fields, policy: Policy) -> _ChatRequest:
+    settings = policy.settings(body, lengths=("max_completion_tokens", "max_tokens"))
     if not policy.served.scores_prompts:
         body.refuse("top_logprobs", "the engines return log-probabilities of sampled tokens only", harmless=(0,))
-    top = body.integer("top_logprobs", 0, least=0, most=MOST_TOP_LOGPROBS) or 0
+    top = body.integer("top_logprobs", 0, least=0, most=MOST_TOP_LOGPROBS)
     body.refuse("response_format", "structured output is not available", harmless=({"type": "text"},))
     body.refuse("modalities", "answers are text", harmless=(["text"],))
     body.ignore(*BOOKKEEPING)
@@ -85,7 +84,7 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     request = _ChatRequest(
         history=History(messages, tools if calls_tools else (), arguments),
         settings=evolve(settings, top_logprobs=top),
-        n=body.integer("n", 1, least=1, most=MOST_ANSWERS) or 1,
+        n=body.integer("n", 1, least=1, most=MOST_ANSWERS),
         stream=body.boolean("stream"),
         usage_in_stream=bool(body.mapping("stream_options").get("include_usage")),
         logprobs=body.boolean("logprobs"),
@@ -112,10 +111,10 @@ async def _logprobs(policy: Policy, answer: SampledMessage) -> Json:
     return {"content": content, "refusal": None}
 
 
-async def _events(request: _ChatRequest, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
+async def _events(request: _ChatRequest, policy: Policy) -> Events:
     """Events of a stream: text as it is sampled; calls, log-probabilities and token ids when an answer is complete."""
     live = LiveAnswers(policy, request.settings.sampling.stop or (), tools=bool(request.history.tools))
-    sampling = sample_messages(request.history, request.settings, request.n, policy, trajectory, live)
+    sampling = sample_messages(request.history, request.settings, request.n, policy, live)
     answering = asyncio.ensure_future(sampling)
     head, started = _head(request, "chat.completion.chunk"), set[int]()
 

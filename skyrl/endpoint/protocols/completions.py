@@ -26,7 +26,6 @@ from skyrl.endpoint.policy import MOST_ANSWERS, Policy, PromptTokens
 from skyrl.endpoint.protocols.chat import BOOKKEEPING, tokens_of
 from skyrl.endpoint.reply import Event, Events, Json, Reply, now
 from skyrl.endpoint.request_sampling import RequestSampling
-from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
 from skyrl.inference.engine import MOST_TOP_LOGPROBS, PromptScores
 from skyrl.processes.gather_or_cancel import gather_or_cancel
@@ -61,21 +60,23 @@ class _CompletionRequest:
         return (self.echo and self.logprobs) or self.prompt_logprobs is not None
 
 
-async def complete(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
+async def complete(body: Fields, policy: Policy) -> Reply:
     """Answer one request. Raises `RequestError`."""
-    request = _parse_request(body, policy, trajectory)
+    request = _parse_request(body, policy)
     if request.stream:
-        return Reply(events=_events(request, policy, trajectory), ends_with_done=True)
-    choices, usage = await _sample(request, policy, trajectory)
+        return Reply(events=_events(request, policy), ends_with_done=True)
+    choices, usage = await _sample(request, policy)
     return Reply({**_head(request), "choices": choices, "usage": usage})
 
 
 async def _sample(
-    request: _CompletionRequest, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None = None
+    request: _CompletionRequest, policy: Policy, live: LiveAnswers | None = None
 ) -> tuple[list[dict[str, Any]], Json]:
     """The choices and the token counts."""
-    with policy.admitted(request.n * len(request.prompts), trajectory):
-        prompts = await gather_or_cancel([_prompt(prompt, policy, trajectory) for prompt in request.prompts])
+    with policy.admitted(request.n * len(request.prompts)):
+        prompts = await gather_or_cancel(
+            [policy.text(item) if isinstance(item, str) else policy.tokens(item) for item in request.prompts]
+        )
         before = sum(len(prompt.ids) for prompt in prompts)
         if request.scores and before * request.n > MOST_SCORED:
             raise RequestError(
@@ -83,7 +84,7 @@ async def _sample(
                 param="prompt",
             )
         answered = await gather_or_cancel(
-            [_answers(*numbered, request, policy, trajectory, live) for numbered in enumerate(prompts)]
+            [_answers(*numbered, request, policy, live) for numbered in enumerate(prompts)]
         )
         pairs = [(prompt, answer) for prompt, answers in zip(prompts, answered, strict=True) for answer in answers]
         choices = [await _choice(index, *pair, request, policy) for index, pair in enumerate(pairs)]
@@ -100,23 +101,25 @@ def _head(request: _CompletionRequest) -> dict[str, Any]:
     }
 
 
-def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _CompletionRequest:
+def _parse_request(body: Fields, policy: Policy) -> _CompletionRequest:
     echo = body.boolean("echo")
-    if echo and trajectory is not None:
+    if echo and policy.trajectory is not None:
         raise RequestError("agents get sampled tokens only", param="echo", code="unsupported_value")
     if echo and body.boolean("stream"):
         raise RequestError("a stream does not repeat the prompt", param="echo", code="unsupported_value")
-    settings = policy.settings(body, trajectory, lengths=("max_tokens",), shortest=0 if echo else 1)
+    settings = policy.settings(body, lengths=("max_tokens",), shortest=0 if echo else 1)
     body.refuse("best_of", "ask for n answers and choose", harmless=(1,))
     body.refuse("suffix", "text cannot be inserted before a suffix", harmless=("",))
+    # A number of alternatives, where 0 and 1 both mean only the sampled token.
+    body.refuse("logprobs", "only the sampled or given token has one, and the likeliest", harmless=(0, 1, False, True))
     body.ignore(*BOOKKEEPING)
     request = _CompletionRequest(
         prompts=_prompts(body.value("prompt")),
         settings=settings,
-        n=body.integer("n", 1, least=1, most=MOST_ANSWERS) or 1,
+        n=body.integer("n", 1, least=1, most=MOST_ANSWERS),
         stream=body.boolean("stream"),
         usage_in_stream=bool(body.mapping("stream_options").get("include_usage")),
-        logprobs=_wants_logprobs(body),
+        logprobs=body.value("logprobs", False) is not False,
         token_ids=body.boolean("return_token_ids"),
         echo=echo,
         prompt_logprobs=body.integer("prompt_logprobs", None, least=0, most=MOST_TOP_LOGPROBS),
@@ -132,12 +135,6 @@ def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     return request
 
 
-def _wants_logprobs(body: Fields) -> bool:
-    """Whether `logprobs` is set: it is a number of alternatives, where 0 and 1 both mean only the sampled token."""
-    body.refuse("logprobs", "only the sampled or given token has one, and the likeliest", harmless=(0, 1, False, True))
-    return body.value("logprobs", False) is not False
-
-
 def _prompts(prompt: object) -> list[str | tuple[int, ...]]:
     """The prompts of a request in any of OpenAI's forms: a text, texts, token ids, or lists of token ids. Raises
     `RequestError`.
@@ -147,32 +144,20 @@ def _prompts(prompt: object) -> list[str | tuple[int, ...]]:
     if isinstance(prompt, list) and prompt:
         if all(_is_id(item) for item in prompt):
             return [tuple(prompt)]
-        if len(prompt) <= MOST_PROMPTS and all(_is_prompt(item) for item in prompt):
+        texts_or_ids = (isinstance(item, str) or (isinstance(item, list) and all(map(_is_id, item))) for item in prompt)
+        if len(prompt) <= MOST_PROMPTS and all(texts_or_ids):
             return [item if isinstance(item, str) else tuple(item) for item in prompt]
     raise RequestError(
         f"prompt has to be a string, a list of token ids, or a list of at most {MOST_PROMPTS} of these", param="prompt"
     )
 
 
-def _is_prompt(item: object) -> bool:
-    return isinstance(item, str) or (isinstance(item, list) and all(map(_is_id, item)))
-
-
 def _is_id(item: object) -> bool:
     return isinstance(item, int) and not isinstance(item, bool) and item >= 0
 
 
-async def _prompt(prompt: str | tuple[int, ...], policy: Policy, trajectory: PlayedTrajectory | None) -> PromptTokens:
-    return await (policy.text(prompt, trajectory) if isinstance(prompt, str) else policy.tokens(prompt, trajectory))
-
-
 async def _answers(
-    index: int,
-    prompt: PromptTokens,
-    request: _CompletionRequest,
-    policy: Policy,
-    trajectory: PlayedTrajectory | None,
-    live: LiveAnswers | None,
+    index: int, prompt: PromptTokens, request: _CompletionRequest, policy: Policy, live: LiveAnswers | None
 ) -> list[SampledMessage]:
     """The answers to one prompt of the request."""
     listener = None if live is None else live.listener(prompt, index * request.n)
@@ -180,13 +165,12 @@ async def _answers(
         prompt,
         request.settings,
         request.n,
-        trajectory,
         listener,
         scores_prompt=request.scores,
         prompt_top_logprobs=request.prompt_logprobs or 0,
     )
     for completion in completions:
-        policy.record(trajectory, prompt, completion)
+        policy.record(prompt, completion)
     stops = [policy.stop_text(item, request.settings.sampling) for item in completions]
     return [answer_of(entry, stop, tools=False) for entry, stop in zip(completions, stops, strict=True)]
 
@@ -260,10 +244,10 @@ async def _logprobs(
     }
 
 
-async def _events(request: _CompletionRequest, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
+async def _events(request: _CompletionRequest, policy: Policy) -> Events:
     """Events of a stream: text as it is sampled; log-probabilities and token ids when all answers are complete."""
     live, head = LiveAnswers(policy, request.settings.sampling.stop or ()), _head(request)
-    answering = asyncio.ensure_future(_sample(request, policy, trajectory, live))
+    answering = asyncio.ensure_future(_sample(request, policy, live))
     async with aclosing(live.pieces(answering, lambda result: [choice["text"] for choice in result[0]])) as pieces:
         async for index, piece in pieces:
             part = {"index": index, "text": piece, "finish_reason": None, "logprobs": None}

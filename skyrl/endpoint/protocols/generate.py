@@ -11,93 +11,64 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from itertools import groupby
 from typing import Any
-
-from attrs import frozen
 
 from skyrl.endpoint.fields import Fields
 from skyrl.endpoint.live import LiveTokens
 from skyrl.endpoint.policy import MOST_ANSWERS, Policy
 from skyrl.endpoint.reply import Event, Events, Json, Reply
 from skyrl.endpoint.request_sampling import RequestSampling, read_sampling
-from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.inference.engine import Completion
+
+_Sample = Callable[[LiveTokens], Awaitable[tuple[Completion, ...]]]
+"""Samples the answers of a request; their tokens are heard meanwhile."""
 
 _BOOKKEEPING = ("cache_salt", "priority", "request_id", "kv_transfer_params")
 
 
-@frozen(kw_only=True)
-class _GenerateRequest:
-    """A parsed request."""
-
-    ids: tuple[int, ...]
-    settings: RequestSampling
-    n: int
-    stream: bool
-    prompt_ids: bool
-    """Whether the answer repeats the prompt."""
-
-
-async def generate(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
+async def generate(body: Fields, policy: Policy) -> Reply:
     """Answer one request. Raises `RequestError`."""
-    request, number = _parse_request(body, policy, trajectory), secrets.token_hex(12)
-    head = {"request_id": number} | ({"prompt_token_ids": list(request.ids)} if request.prompt_ids else {})
-    if request.stream:
-        return Reply(events=_events(head, request, policy, trajectory), ends_with_done=True)
-    completions = await _sample(request, policy, trajectory)
-    return Reply(
-        {
-            **head,
-            "choices": [_choice(index, completion, request, policy) for index, completion in enumerate(completions)],
-        }
-    )
-
-
-def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _GenerateRequest:
     model = policy.refuse_other_models(body.text("model"))
     body.refuse("features", "the engines read tokens alone", harmless=({},))
     body.ignore(*_BOOKKEEPING)
-    settings = Fields(body.mapping("sampling_params"))
-    ours = policy.served.sampling if trajectory is None else trajectory.sampling
-    request_sampling = read_sampling(settings, ours, model, fixed=trajectory is not None, lengths=("max_tokens",))
-    count = settings.integer("n", 1, least=1, most=MOST_ANSWERS) or 1
-    reason = "the engines return log-probabilities of sampled tokens only"
-    settings.refuse("logprobs", reason, harmless=(0, 1))
-    if not policy.ends_by(request_sampling.sampling.stop_token_ids or ()):
-        settings.refuse("ignore_eos", "an answer stops at the end of a sequence", harmless=(False,))
-    settings.ignore("skip_special_tokens", "detokenize", "spaces_between_special_tokens", "ignore_eos")
-    settings.ignore("flat_logprobs", "include_stop_str_in_output")
-    settings.ignore("routed_experts_prompt_start")  # the token to begin at: this route returns no experts
-    request = _GenerateRequest(
-        ids=body.ids("token_ids"),
-        settings=request_sampling,
-        n=count,
-        stream=body.boolean("stream"),
-        prompt_ids=body.boolean("return_token_ids"),
-    )
-    settings.finish()
+    fields = Fields(body.mapping("sampling_params"))
+    fixed = policy.trajectory is not None
+    settings = read_sampling(fields, policy.sampling, model, fixed=fixed, lengths=("max_tokens",))
+    count = fields.integer("n", 1, least=1, most=MOST_ANSWERS)
+    fields.refuse("logprobs", "the engines return log-probabilities of sampled tokens only", harmless=(0, 1))
+    if not policy.ends_by(settings.sampling.stop_token_ids or ()):
+        fields.refuse("ignore_eos", "an answer stops at the end of a sequence", harmless=(False,))
+    fields.ignore("skip_special_tokens", "detokenize", "spaces_between_special_tokens", "ignore_eos")
+    fields.ignore("flat_logprobs", "include_stop_str_in_output")
+    fields.ignore("routed_experts_prompt_start")  # the token to begin at: this route returns no experts
+    ids, stream = body.ids("token_ids"), body.boolean("stream")
+    head: Json = {"request_id": secrets.token_hex(12)}
+    if body.boolean("return_token_ids"):
+        head = {**head, "prompt_token_ids": list(ids)}
+    fields.finish()
     body.finish()
-    return request
+
+    async def sample(live: LiveTokens | None = None) -> tuple[Completion, ...]:
+        with policy.admitted(count):
+            prompt = await policy.tokens(ids)
+            listener = None if live is None else live.listener()
+            completions = await policy.sample(prompt, settings, count, listener)
+            for completion in completions:
+                policy.record(prompt, completion)
+        return completions
+
+    if stream:
+        return Reply(events=_events(head, sample, settings, policy), ends_with_done=True)
+    choices = [_choice(index, completion, settings, policy) for index, completion in enumerate(await sample())]
+    return Reply({**head, "choices": choices})
 
 
-async def _sample(
-    request: _GenerateRequest, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveTokens | None = None
-) -> tuple[Completion, ...]:
-    with policy.admitted(request.n, trajectory):
-        prompt = await policy.tokens(request.ids, trajectory)
-        listener = None if live is None else live.listener()
-        completions = await policy.sample(prompt, request.settings, request.n, trajectory, listener)
-        for completion in completions:
-            policy.record(trajectory, prompt, completion)
-    return completions
-
-
-async def _events(head: Json, request: _GenerateRequest, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
+async def _events(head: Json, sample: _Sample, settings: RequestSampling, policy: Policy) -> Events:
     live, sent = LiveTokens(), Counter[int]()
-    answering = asyncio.ensure_future(_sample(request, policy, trajectory, live))
+    answering = asyncio.ensure_future(sample(live))
     async with aclosing(live.until(answering)) as batches:
         async for new in batches:
             for item in new:
@@ -106,29 +77,25 @@ async def _events(head: Json, request: _GenerateRequest, policy: Policy, traject
                     yield Event({**head, "choices": [{"index": item.index, "token_ids": list(rest)}]})
                     head = {"request_id": head["request_id"]}  # the prompt is sent once
     for index, completion in enumerate(answering.result()):
-        choice = _choice(index, completion, request, policy)
+        choice = _choice(index, completion, settings, policy)
         yield Event({**head, "choices": [{**choice, "token_ids": choice["token_ids"][sent[index] :]}]})
 
 
-def _choice(index: int, completion: Completion, request: _GenerateRequest, policy: Policy) -> dict[str, Any]:
+def _choice(index: int, completion: Completion, settings: RequestSampling, policy: Policy) -> dict[str, Any]:
     """One choice; its log-probabilities are in nats, in the form of OpenAI's chat API, with tokens as `token_id:N`."""
     content: list[dict[str, Any]] = [
         {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
         for token, logprob in zip(completion.token_ids, completion.logprobs, strict=True)
     ]
+    end = completion.token_ids[-1] if completion.stop_reason == "stop" else None
     return {
         "index": index,
         "token_ids": list(completion.token_ids),
         "logprobs": {"content": content},
         "weight_versions": _spans(completion.weight_versions),
         "finish_reason": completion.stop_reason,
-        "stop_reason": _stopped_by(completion, policy.stop_text(completion, request.settings.sampling)),
+        "stop_reason": policy.stop_text(completion, settings.sampling) or end,
     }
-
-
-def _stopped_by(completion: Completion, stop: str | None) -> int | str | None:
-    """The stop text or the token that ended an answer."""
-    return stop or (completion.token_ids[-1] if completion.stop_reason == "stop" else None)
 
 
 def _spans(versions: Sequence[int]) -> list[Json]:

@@ -48,8 +48,7 @@ class AIMEEnv(Env):
     def step(self, action: str) -> EnvStep:
         read = prediction(action)
         self._right = read == normalized(self._ground_truth)
-        boxed = last_boxed(action) if self._equal and not self._right else None
-        if self._equal and boxed is not None:
+        if not self._right and self._equal and (boxed := last_boxed(action)) is not None:
             self._right = self._equal(boxed, self._ground_truth)
         return EnvStep(reward=1.0 if self._right else -1.0, done=True, answer=None if read == INVALID else read)
 

@@ -59,6 +59,7 @@ _BLOCK = re.compile(r"```[\w+#.-]*[^\S\n]*\n(.*?)```", re.DOTALL)
 _RUN = """
 exec(compile({program!r}, "<answer>", "exec", dont_inherit=True))
 """
+"""Source that runs a program which reads standard input, as `__main__`."""
 
 _CALL = """
 def _skyrl_call():
@@ -74,6 +75,10 @@ def _skyrl_call():
 
 _skyrl_call()
 """
+"""Source that calls a function of the program, or a method of its class `Solution`.
+
+Standard input holds the arguments, one per line as JSON; the last line of standard output is the result as JSON. The
+program is a module, so code under `if __name__ == "__main__"` does not run."""
 
 
 def last_code_block(answer: str) -> str | None:
@@ -84,29 +89,6 @@ def last_code_block(answer: str) -> str | None:
     """
     last = deque(_BLOCK.finditer(answer), maxlen=1)
     return last[0][1].strip() if last else None
-
-
-def as_script(program: str) -> str:
-    """Source that runs a program which reads standard input, as `__main__`."""
-    return _prelude(program) + _RUN.format(program=program)
-
-
-def as_call(program: str, name: str) -> str:
-    """Source that calls a function of the program, or a method of its class `Solution`.
-
-    Standard input holds the arguments, one per line as JSON; the last line of standard output is the result as JSON.
-    The program is a module, so code under `if __name__ == "__main__"` does not run.
-    """
-    return _prelude(program) + _CALL.format(program=program, name=name)
-
-
-def _prelude(program: str) -> str:
-    packages = [
-        _PACKAGE.format(folder=folder, module=module, name=name)
-        for name, module in _PACKAGES
-        if re.search(rf"\b({name}|{module})\b", program) and (folder := _folder_of(module))
-    ]
-    return "".join([PRELUDE, *packages])
 
 
 @cache
@@ -142,7 +124,13 @@ class CodeEnv(Env):
         return {"tests_passed": self._passed / len(self._tests)}
 
     def _passes(self, program: str, test: ProgramTest) -> bool:
-        source = as_script(program) if test.function is None else as_call(program, test.function)
+        packages = [
+            _PACKAGE.format(folder=folder, module=module, name=name)
+            for name, module in _PACKAGES
+            if re.search(rf"\b({name}|{module})\b", program) and (folder := _folder_of(module))
+        ]
+        run = _RUN if test.function is None else _CALL
+        source = "".join([PRELUDE, *packages, run.format(program=program, name=test.function)])
         room = max(self._limits.output_bytes, 8 * len(str(test.expected)))
         ran = self._sandbox.run(source, test.stdin.encode(errors="replace"), evolve(self._limits, output_bytes=room))
         return ran.ended == "exit" and ran.code == 0 and test.passes(ran.stdout.decode(errors="replace"))

@@ -27,8 +27,7 @@ class GSM8kEnv(Env):
 
     def step(self, action: str) -> EnvStep:
         reward = score(action, self.ground_truth)
-        boxed = last_boxed(action) if self._equal and not reward else None
-        if self._equal and boxed is not None:
+        if not reward and self._equal and (boxed := last_boxed(action)) is not None:
             reward = float(self._equal(boxed, self.ground_truth))
         return EnvStep(reward=reward, done=True, answer=extracted(action))
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from skyrl.envs.http_json import post
+from skyrl.envs.http_json import PATIENCE, post
 from skyrl.processes.answers import BadAnswer, read
 
 OPENAI = "https://api.openai.com/v1"
@@ -56,17 +56,16 @@ class JudgeService:
     """A model at a service."""
 
     model: str
-    base_url: str | None
-    api_key: str | None
-    patience: float
+    base_url: str | None = None
+    api_key: str | None = None
+    patience: float = PATIENCE
     """Time for which a judge that is away is waited for, in seconds."""
 
     def ask(self, messages: Sequence[dict[str, str]]) -> JudgeReply:
         """One reply. Raises `ServiceError` and `ServiceGone`."""
         body: dict[str, object] = {"model": self.model, "messages": [*messages]}
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         url = f"{(self.base_url or OPENAI).rstrip('/')}/chat/completions"
-        answer = post(url, body, _single_choice, seconds=SECONDS, patience=self.patience, headers=headers)
+        answer = post(url, body, _single_choice, seconds=SECONDS, patience=self.patience, token=self.api_key)
         message = answer.value.message
         refused = bool(message.refusal) or answer.value.finish_reason == "content_filter"
         return JudgeReply(text=message.content or "", refused=refused, retries=answer.retries)

@@ -10,10 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from skyrl.config.settings.environment import GSM8kLLMJudgeEnvConfig
 from skyrl.envs.builtin.judge_service import ASKED, JudgeService, marked, new_mark, verdict_line
 from skyrl.envs.env import Env, EnvStep, Message
-from skyrl.envs.http_json import PATIENCE
 from skyrl.envs.rows import ground_truth
 
 _VERDICT = re.compile(r"### Final Score: (0|1|0?\.[0-9]{1,4}|[01]\.0{1,4})")
@@ -31,17 +29,10 @@ or
 class LLMJudgeEnv(Env):
     """The judge's score, from 0 to 1; `reward_spec.ground_truth` is the reference answer."""
 
-    def __init__(
-        self,
-        extras: Mapping[str, Any],
-        settings: GSM8kLLMJudgeEnvConfig,
-        api_key: str | None,
-        patience: float = PATIENCE,
-    ) -> None:
-        """`patience` is the time for which a judge that is away is waited for, in seconds."""
+    def __init__(self, extras: Mapping[str, Any], judge: JudgeService) -> None:
         super().__init__(extras)
         self._ground_truth: str = ground_truth(extras, "llm_as_a_judge")
-        self._judge = JudgeService(model=settings.model, base_url=settings.base_url, api_key=api_key, patience=patience)
+        self._judge = judge
         self._question = ""
         self._counts = {"judge_retries": 0.0, "unreadable_verdicts": 0.0}
 

@@ -62,7 +62,9 @@ class MathEqual:
                 return False
 
     def _ask(self, answer: str, truth: str, seconds: float) -> bool:
-        worker = self._take()
+        with self._lock:
+            worker = self._idle.pop() if self._idle else None
+        worker = worker or Worker(self._sandbox, _HOST, self._limits)
         same = bool(worker.ask([answer, truth], seconds))
         with self._lock:
             self._idle.append(worker)
@@ -75,12 +77,6 @@ class MathEqual:
         for worker in idle:
             worker.close()
         self._sandbox.close()
-
-    def _take(self) -> Worker:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return Worker(self._sandbox, _HOST, self._limits)
 
 
 @cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from attrs import frozen
@@ -62,8 +62,7 @@ class PairwiseJudge:
         is compared with the row's ground truth, if that is a text.
         """
         answers = [str(completion[0]["content"]) for completion in completions]
-        rivals = [*answers]
-        pairs = [*_pairs(len(answers), self.settings.opponents)]
+        rivals, pairs = answers, _pairs(len(answers), self.settings.opponents)
         if len(answers) == 1 and ground_truth and isinstance(ground_truth[0], str):
             rivals, pairs = [*answers, ground_truth[0]], [(0, 1)]
         counts = Counter(dict.fromkeys(COUNTS, 0))
@@ -127,14 +126,8 @@ def _request(prompt: Sequence[Mapping[str, str]]) -> str:
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
-def _pairs(answers: int, opponents: int | None) -> Iterator[tuple[int, int]]:
+def _pairs(answers: int, opponents: int | None) -> list[tuple[int, int]]:
     """Every two answers, or for each the `opponents` that follow it, the first ones following the last."""
     furthest = answers - 1 if opponents is None else min(opponents, answers - 1)
-    seen: set[tuple[int, int]] = set()
-    for one in range(answers):
-        for step in range(1, furthest + 1):
-            other = (one + step) % answers
-            pair = (min(one, other), max(one, other))
-            if pair not in seen:
-                seen.add(pair)
-                yield pair
+    met = ((one, (one + step) % answers) for one in range(answers) for step in range(1, furthest + 1))
+    return list(dict.fromkeys((min(pair), max(pair)) for pair in met))

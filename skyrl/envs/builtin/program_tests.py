@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -135,14 +135,11 @@ def values_match(actual: object, expected: object) -> bool:
     if isinstance(expected, list):
         return isinstance(actual, list) and len(actual) == len(expected) and all(map(values_match, actual, expected))
     if isinstance(expected, Mapping):
-        return isinstance(actual, Mapping) and actual.keys() == expected.keys() and _values_match(actual, expected)
+        if not isinstance(actual, Mapping) or actual.keys() != expected.keys():
+            return False
+        return all(values_match(actual[name], expected[name]) for name in expected)
     if isinstance(expected, float) and isinstance(actual, int | float) and not expected.is_integer():
         return _is_close(actual, expected)
     if isinstance(actual, bool) and not isinstance(expected, bool):
         return False  # in Python, True == 1
     return bool(actual == expected)
-
-
-def _values_match(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
-    names: Sequence[str] = list(expected)
-    return all(values_match(actual[name], expected[name]) for name in names)

@@ -57,21 +57,19 @@ class RewardModelEnv(Env):
 
     def step(self, action: str) -> EnvStep:
         chat = [*map(dict, self._chat), {"role": "assistant", "content": action}]
-        score = self._request_score(chat) if self._settings.url else _model(str(self._settings.path)).scores([chat])[0]
+        if url := self._settings.url:
+            body, seconds = {"chats": [chat]}, self._settings.timeout
+            answer = post(url, body, _single_score, seconds=seconds, patience=self._patience, token=self._token)
+            self._retries += answer.retries
+            score = answer.value
+        else:
+            score = _model(str(self._settings.path)).scores([chat])[0]
         if not math.isfinite(score):
             raise ValueError(f"the reward model says {score}")
         return EnvStep(reward=score, done=True)
 
     def get_metrics(self) -> dict[str, float]:
         return {"reward_model_retries": float(self._retries)}
-
-    def _request_score(self, chat: list[dict[str, Any]]) -> float:
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        url = str(self._settings.url)
-        seconds, patience = self._settings.timeout, self._patience
-        answer = post(url, {"chats": [chat]}, _single_score, seconds=seconds, patience=patience, headers=headers)
-        self._retries += answer.retries
-        return answer.value
 
 
 def _single_score(answer: object) -> float:

@@ -13,13 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skyrl.config.settings.environment import SearchEnvConfig
 from skyrl.envs.builtin.gsm8k import extracted, reference, score
 from skyrl.envs.env import Env, EnvStep
-from skyrl.envs.http_json import PATIENCE
-from skyrl.envs.rows import first_between, ground_truth, max_turns
-from skyrl.envs.search import ask_retriever
-from skyrl.envs.texts import tokenizable
+from skyrl.envs.rows import first_between, ground_truth, max_turns, tokenizable
+from skyrl.envs.search import Retrieve
 from skyrl.envs.tool_groups import python_tool
 from skyrl.sandbox.sandbox import Sandbox
 
@@ -31,18 +28,10 @@ SHOWN_CHARACTERS = 8000
 class SearchCodeEnv(Env):
     """`reward_spec.ground_truth` is the number as text. Each program runs in a new process in a sandbox."""
 
-    def __init__(
-        self,
-        extras: Mapping[str, Any],
-        settings: SearchEnvConfig,
-        sandbox: Sandbox,
-        token: str | None = None,
-        patience: float = PATIENCE,
-    ) -> None:
-        """`token` is the token that the retriever requires, if any; `patience` is in seconds."""
+    def __init__(self, extras: Mapping[str, Any], retrieve: Retrieve, sandbox: Sandbox) -> None:
         super().__init__(extras)
         self._ground_truth: str = reference(ground_truth(extras, "searchcode"))
-        self._settings, self._token, self._patience = settings, token, patience
+        self._retrieve = retrieve
         self._python = python_tool(sandbox)
         self._max_turns = max_turns(extras, default=2)
         self._turns = 0
@@ -72,4 +61,4 @@ class SearchCodeEnv(Env):
             self._counts["programs"] += 1
             return str(self._python.run(argument.strip())).strip()
         self._counts["searches"] += 1
-        return ask_retriever(self._settings, self._token, argument.strip(), self._patience).value
+        return self._retrieve(argument.strip()).value

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from attrs import evolve, frozen
 
 from skyrl.config.settings.environment import McpEnvConfig, McpServerConfig
-from skyrl.envs.coroutines import awaited
+from skyrl.envs.coroutines import awaited, close_all
 from skyrl.envs.env import Env, EnvStep, Message, SampleAwareEnv, SampledAnswer
 from skyrl.envs.mcp.servers import McpConnection, McpServer, ServerLost, shared_connection
 from skyrl.envs.tools import Tool, ToolEnv
@@ -58,7 +57,7 @@ class McpTask:
         return sha256(json.dumps(schemas, sort_keys=True).encode()).hexdigest()
 
     def __call__(self, extras: Mapping[str, Any]) -> Env:
-        return McpEnv(extras, self.reward(extras), self.offered(), self.settings.max_result_characters)
+        return McpEnv(extras, self)
 
 
 class McpEnv(ToolEnv, SampleAwareEnv):
@@ -66,14 +65,12 @@ class McpEnv(ToolEnv, SampleAwareEnv):
     alone. Its metrics count calls, failed calls, and servers that were lost.
     """
 
-    def __init__(
-        self, extras: Mapping[str, Any], reward: Env, offered: tuple[ServerTools, ...], shown_characters: int
-    ) -> None:
+    def __init__(self, extras: Mapping[str, Any], task: McpTask) -> None:
         super().__init__(extras)
-        self._reward, self.shown_characters = reward, shown_characters
+        self._reward, self.shown_characters = task.reward(extras), task.settings.max_result_characters
         self._episode_connections: list[McpConnection] = []
         self._counts["servers_lost"] = 0.0
-        self.tools = [tool for item in offered for tool in self._connected(item)]
+        self.tools = [tool for item in task.offered() for tool in self._connected(item)]
 
     def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
         return awaited(self._reward.init(prompt))
@@ -90,10 +87,7 @@ class McpEnv(ToolEnv, SampleAwareEnv):
         return {**awaited(self._reward.get_metrics()), **super().get_metrics()}
 
     def close(self) -> None:
-        with ExitStack() as closing:  # the others are closed even if one raises
-            closing.callback(_close, self._reward)
-            for connection in self._episode_connections:
-                closing.callback(_close, connection)
+        close_all(self._reward, *self._episode_connections)
 
     def _connected(self, offered: ServerTools) -> Iterator[Tool]:
         """The tools of a server, whose calls go to the connection of this episode or of the run."""
@@ -179,11 +173,6 @@ def _references(schema: object) -> Iterator[str]:
     elif isinstance(schema, list):
         for item in schema:
             yield from _references(item)
-
-
-def _close(closed: Env | McpConnection) -> None:
-    closing: Any = closed.close  # may be a coroutine
-    awaited(closing())
 
 
 def _fail_unconnected(**_: object) -> None:

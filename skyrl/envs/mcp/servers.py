@@ -15,7 +15,6 @@ import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from functools import cache, cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from attrs import frozen
@@ -25,9 +24,8 @@ from skyrl.envs.tools import ToolFailed
 from skyrl.errors import TaskError, UserError
 from skyrl.processes.credentials import api_key
 from skyrl.sandbox.commands import LocatedCommand, located_command
-from skyrl.sandbox.confined import ConfinedProcess
 from skyrl.sandbox.fork_client import Command
-from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
+from skyrl.sandbox.sandbox import ConfinedProcess, ResourceLimits, shared_sandbox
 from skyrl.sandbox.tiers import Tier
 from skyrl.tree import Secret
 
@@ -74,7 +72,8 @@ class McpServer:
         try:
             return await _run_with_deadline(self.start_seconds, session.tools())
         except TimeoutError:
-            raise TaskError(f"the MCP server {self.config.shown} did not list its tools within {self._limit}") from None
+            limit = f"{self.start_seconds:g} s (environment.skyrl_gym.mcp.start_timeout_seconds)"
+            raise TaskError(f"the MCP server {self.config.shown} did not list its tools within {limit}") from None
         except Exception as error:
             reason = session.lost or _describe_error(error)
             raise TaskError(f"the MCP server {self.config.shown} does not list its tools: {reason}") from error
@@ -140,11 +139,7 @@ class McpServer:
             open_files=512,
         )
         started = Command(arguments=command.arguments, environment={**kept, **config.env})
-        return ConfinedProcess(_sandbox(self.tier, command.files), limits, streams, command=started)
-
-    @property
-    def _limit(self) -> str:
-        return f"{self.start_seconds:g} s (environment.skyrl_gym.mcp.start_timeout_seconds)"
+        return ConfinedProcess(shared_sandbox(self.tier, command.files), limits, streams, command=started)
 
 
 class ServerSession:
@@ -300,11 +295,6 @@ async def _run_with_deadline(seconds: float, work: Coroutine[Any, Any, T]) -> T:
 def shared_connection(server: McpServer) -> McpConnection:
     """The connection of all episodes of this process to a server."""
     return McpConnection(server)
-
-
-@cache
-def _sandbox(tier: Tier | Literal["auto"], readable: tuple[Path, ...]) -> Sandbox:
-    return Sandbox(tier, readable=readable)
 
 
 def text_of(result: CallToolResult) -> str:

@@ -15,7 +15,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage, jsonrpc_message_adapter
 
-from skyrl.sandbox.confined import ConfinedProcess
+from skyrl.sandbox.sandbox import ConfinedProcess
 
 logging.getLogger("mcp").setLevel(logging.CRITICAL)  # the outcome of a call says what went wrong, once
 logging.getLogger("httpx2").setLevel(logging.WARNING)  # an address may hold a key

@@ -39,8 +39,7 @@ class RemoteSandbox:
 
     def __init__(self, url: str, token: str | None = None, patience: float = PATIENCE) -> None:
         """`token` is the token that the service requires, if any; `patience` is in seconds."""
-        self._url, self._patience = url, patience
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._url, self._token, self._patience = url, token, patience
 
     def run(self, program: str, stdin: bytes = b"", limits: ResourceLimits | None = None) -> Ran:
         """Run Python source on the service. Raises `ServiceError` if the service gives no usable answer, `ServiceGone`
@@ -49,7 +48,7 @@ class RemoteSandbox:
         limits = limits or ResourceLimits()
         body = {"program": program, "stdin": base64.b64encode(stdin).decode(), "limits": attrs.asdict(limits)}
         seconds = limits.seconds + WAITING_SECONDS
-        return post(self._url, body, _ran, seconds=seconds, patience=self._patience, headers=self._headers).value
+        return post(self._url, body, _ran, seconds=seconds, patience=self._patience, token=self._token).value
 
 
 def _ran(answer: object) -> Ran:
