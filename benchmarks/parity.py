@@ -118,7 +118,7 @@ def trained(config: SkyRLTrainConfig, prompts: int) -> list[Version]:
             self, source: WeightSource, engines: Mapping[int, InferenceEngine], version: int, *, promised: bool = False
         ) -> dict[str, float]:
             [engine], now = engines.values(), len(versions)
-            requests = [self._request(prompt, number) for number, prompt in enumerate(self.prompts)]
+            requests = [self.request(prompt, number) for number, prompt in enumerate(self.prompts)]
             drawn = await asyncio.gather(*(engine.generate(request) for request in requests))
             pairs = [(prompt, answer) for prompt, (answer,) in zip(self.prompts, drawn, strict=True)]
             kept = [old for old in range(now) if old >= now - KEPT or (old % EVERY == 0 and old >= now - LONGEST)]

@@ -174,7 +174,7 @@ class ModelBank(ModelWorker):
         self._sharded = ranks.size > 1 and section.fsdp_config.fsdp_size != 1
         self._source = causal_lm(run, section)
         source = _cast_source(self._source, self._dtype) if self._sharded else self._source
-        super().__init__(run, section, source, read, ranks if self._sharded else ALONE, role="base")
+        super().__init__(run, section, source, read, ranks=ranks if self._sharded else ALONE, role="base")
         if not isinstance(self.strategy, Fsdp2):
             raise UserError(f"{run.path_of('strategy')}: models of a training service learn under fsdp2 only")
         self._computing = self.strategy.computing

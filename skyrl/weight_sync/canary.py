@@ -186,20 +186,11 @@ class Canary:
     async def _continue(self, engine: InferenceEngine) -> list[Sampled]:
         """The engine's continuations of as many prompts as it takes to have enough tokens."""
         samples: list[Sampled] = []
-        sampling = SamplingParams(temperature=self.temperature, max_generate_length=self.new_tokens)
         start, more = 0, FIRST_PROMPTS
         while more and start < len(self.prompts):
             some = self.prompts[start : start + more]
-            # The draws are the same at every version, so that what changes is the engine.
-            requests = [
-                GenerationRequest(
-                    prompt_ids=prompt,
-                    sampling=sampling,
-                    keys=(SampleKey(run_seed=0, weight_version=0, prompt_id=f"canary-{number}", sample_index=0),),
-                )
-                for number, prompt in enumerate(some, start)
-            ]
-            drawn = await gather_or_cancel([engine.generate(item) for item in requests])
+            requests = [engine.generate(self.request(prompt, start + number)) for number, prompt in enumerate(some)]
+            drawn = await gather_or_cancel(requests)
             samples += [(prompt, answer) for prompt, (answer,) in zip(some, drawn, strict=True) if answer.token_ids]
             start += len(some)
             tokens = sum(len(answer.token_ids) for _, answer in samples)
@@ -207,6 +198,14 @@ class Canary:
         if not samples:
             raise WeightSyncError("the engines sampled no token after any prompt of the canary: they are too long")
         return samples
+
+    def request(self, prompt: Tokens, number: int) -> GenerationRequest:
+        """A request whose draws are the same at every version, so that what changes is the engine."""
+        return GenerationRequest(
+            prompt_ids=prompt,
+            sampling=SamplingParams(temperature=self.temperature, max_generate_length=self.new_tokens),
+            keys=(SampleKey(run_seed=0, weight_version=0, prompt_id=f"canary-{number}", sample_index=0),),
+        )
 
 
 def _checked_samples(outcomes: Mapping[int, list[Sampled] | BaseException]) -> list[list[Sampled]]:

@@ -151,9 +151,9 @@ def launched(target: Any) -> Callable[[str], str]:
 
 def swept(kind: str) -> str:
     """The trial whose values are those of the run."""
-    [trial] = trials_of(SweepConfig(run=(f"{kind}.toml",), folder="sweep"), {}).trials
-    trial.write()
-    return str(trial.folder / "run.toml")
+    trials = trials_of(SweepConfig(run=(f"{kind}.toml",), folder="sweep"), {})
+    trials.write()
+    return str(trials.trials[0].folder / "run.toml")
 
 
 DOORS: dict[str, Callable[[str], str]] = {
