@@ -79,8 +79,12 @@ def _field_of_some(
     facts_of: Callable[[AlgorithmConfig], LossFacts | EstimatorFacts],
     also: str = "",
 ) -> Effect:
+    """The condition of a field that only some entries of a table, losses or estimators, read; `also` are words for what
+    else reads it.
+    """
     names = [name for name, facts in table.items() if field in facts.fields]
-    words = f"the {kind} is {'one of ' * (len(names) > 1)}{', '.join(names)}{also}"
+    some = names[0] if len(names) == 1 else f"one of {', '.join(names)}"
+    words = f"the {kind} is {some}{also}"
     return Effect(field, Condition(words, lambda algorithm: field in facts_of(algorithm).fields))
 
 
