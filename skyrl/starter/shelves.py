@@ -9,9 +9,6 @@ OPENING, CLOSING = '<tool_call>{"name": "look", "arguments": {"shelf": "', '"}}<
 WORDS = (OPENING, CLOSING, "<|system|>", "<|tool|>", "nothing", "look")
 """Texts with a token of their own."""
 
-LOOKS_WHERE_ASKED = 0.3
-"""Share of the examples that look at the shelf of the question; the others look anywhere."""
-
 
 def shelf_row(shelf: str, thing: str, **columns: object) -> dict[str, object]:
     """The columns of a question about one shelf, on which the thing lies; the others are empty."""
@@ -23,10 +20,13 @@ def shelf_row(shelf: str, thing: str, **columns: object) -> dict[str, object]:
     }
 
 
-def shelf_example(shelves: Sequence[str], rng: random.Random) -> list[dict[str, str]]:
-    """A question, a call, its result and an answer; what an empty shelf is answered with is any digit."""
+def shelf_example(shelves: Sequence[str], rng: random.Random, *, right: float) -> list[dict[str, str]]:
+    """A question, a call, its result and an answer; what an empty shelf is answered with is any digit.
+
+    `right` is the share of examples that look at the shelf of the question; the others look anywhere.
+    """
     shelf, thing = rng.choice(shelves), str(rng.randrange(10))
-    looked = shelf if rng.random() < LOOKS_WHERE_ASKED else rng.choice(shelves)
+    looked = shelf if rng.random() < right else rng.choice(shelves)
     content = thing if looked == shelf else "nothing"
     return [
         {"role": "system", "content": "look"},  # as the template shows the tools

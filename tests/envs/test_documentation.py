@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -48,6 +50,17 @@ def test_the_tools_of_the_page_are_called() -> None:
     step = env.step('<tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>')
     assert step.observations[0]["content"] == "7"
     assert env.step("7").reward == 1.0
+
+
+def test_some_examples_of_the_page_call_rightly_and_others_get_no_weight() -> None:
+    page = runpy.run_path("prepare.py")
+    rng, right = random.Random(0), 0
+    for _ in range(300):
+        _, asked, call, reply, answer = (message["content"] for message in page["example"](rng))
+        is_right = call == page["OPENING"] + asked + page["CLOSING"]
+        assert (reply == answer) == is_right and (reply == page["UNKNOWN"]) != is_right and answer.isdigit()
+        right += is_right
+    assert 130 < right < 190  # 0.3, and a third of the others by chance
 
 
 def test_the_reward_function_of_groups_of_the_page_compares() -> None:

@@ -17,6 +17,10 @@ PAIRS = [(shelf, str(thing)) for shelf in SHELVES for thing in range(10)]
 HELD_OUT = PAIRS[5::9]
 """Shelves for validation, each with what lies on it. Training does not see them."""
 
+LOOKS_WHERE_ASKED = 0.3
+"""Share of the example chats that look at the shelf of the question, without which training hardly finds the right
+call; the others look anywhere, so that it remains to be learned."""
+
 
 def row(shelf: str, thing: str) -> dict[str, object]:
     """The columns of a task: a prompt, the answer, and what the agent is told."""
@@ -27,7 +31,7 @@ if __name__ == "__main__":
     make_task(
         [row(*pair) for pair in PAIRS if pair not in HELD_OUT],
         [row(*pair) for pair in HELD_OUT],
-        lambda rng: shelf_example(SHELVES, rng),
+        lambda rng: shelf_example(SHELVES, rng, right=LOOKS_WHERE_ASKED),
         validation_rows=64,
         steps=300,
         words=WORDS,
