@@ -155,6 +155,17 @@ def test_a_path_and_its_value_in_two_words_are_one_mistake(folder: Path) -> None
         load(["trainer.epochs"])
 
 
+def test_overrides_among_the_files_are_sent_to_the_second_argument(folder: Path) -> None:
+    (folder / "run.toml").write_text("[trainer]\nepochs = 1\n")
+    overrides = ["trainer.epochs=2", "trainer.logger+=console", "kind=rl"]
+    with pytest.raises(ConfigError) as caught:
+        load(["run.toml", *overrides])
+    assert [problem.hint for problem in caught.value.problems] == [
+        f"this is an override: overrides are the second argument, as in compose(FILES, [{word!r}])"
+        for word in overrides
+    ]
+
+
 @pytest.mark.parametrize("program", ["verl", "areal", "trl"])
 def test_a_file_of_our_own_is_not_converted(program: str) -> None:
     tables = {"trainer": {"epochs": 1}, "generator": {"n_samples_per_prompt": 4}}

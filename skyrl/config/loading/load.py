@@ -312,9 +312,8 @@ def _take(builder: TreeBuilder[Any], layer: _Layer, root: type[Any]) -> None:
         builder.assign_all(assignments)
     except ConfigError as error:
         name = layer.file
-        hint = f"write the value without a space: {name}=VALUE" if _is_path(name, root) else ""
         builder.problems.extend(
-            evolve(problem, location=problem.location or layer.location, hint=problem.hint or hint)
+            evolve(problem, location=problem.location or layer.location, hint=problem.hint or _hint_of(name, root))
             for problem in error.problems
         )
         builder.broken.add("")  # without the file, the rest cannot be judged
@@ -337,8 +336,16 @@ def _join_split_arguments(layers: Sequence[_Layer], root: type[Any]) -> Iterator
         yield layer
 
 
+def _hint_of(name: str, root: type[Any]) -> str:
+    """Remedy for what was taken for a file and is the path of a field, or an override; empty if it is neither."""
+    path, equals, _ = name.partition("=")
+    if equals and path.partition(".")[0].strip("~+ ") in fields_of(root):
+        return f"this is an override: overrides are the second argument, as in compose(FILES, [{name!r}])"
+    return f"write the value without a space: {name}=VALUE" if _is_path(name, root) else ""
+
+
 def _is_path(name: str, root: type[Any]) -> bool:
-    return name.partition(".")[0] in fields_of(root) and "." in name
+    return name.partition(".")[0] in fields_of(root) and "." in name and "=" not in name
 
 
 def _caller() -> str:
