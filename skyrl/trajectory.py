@@ -245,7 +245,7 @@ class Trajectory(TokenRow):
     """Words of the environment about the answer, for a teacher. None: it said nothing."""
 
     metrics: Mapping[str, float] = field(factory=dict)
-    """Measurements of the environment, for logging only."""
+    """Measurements of the environment, for logging only: what an estimator or an objective reads is in `extras`."""
 
     components: Mapping[str, float] = field(factory=dict)
     """Parts of the reward by name, summed over turns, as the environment reported them; for logging only."""

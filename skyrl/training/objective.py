@@ -150,8 +150,8 @@ class PolicyObjective:
         """Returns the loss of one micro-batch (a scalar with gradient), its parts as sums to be added over
         micro-batches, and named values per token or sequence, to be averaged over all micro-batches.
 
-        `logprobs` and `entropy` (B, L) are the current policy's; `entropy` is read only with an entropy bonus. If the
-        batch has no old log-probabilities, the current ones are used, without gradient.
+        `logprobs` and `entropy` (B, L) are the current policy's; `entropy` is part of the loss only with an entropy
+        bonus. If the batch has no old log-probabilities, the current ones are used, without gradient.
         """
         assert batch.advantages is not None and batch.loss_weights is not None
         inputs = LossInputs.selected(
