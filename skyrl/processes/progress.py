@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -177,6 +179,14 @@ class Watchdog:
             f"the run is waiting for: {'; '.join(waits) or 'nothing that it knows of'}; "
             f"stack traces of all threads are in: {paths}"
         )
+
+
+@contextlib.contextmanager
+def reported_wait(activity: str) -> Iterator[None]:
+    """Context for a wait before there is a run: a line on stderr says what it is for if it takes long."""
+    progress = Progress()
+    with WaitReporter(progress, functools.partial(print, file=sys.stderr)), progress.waiting_for(activity):
+        yield
 
 
 class WaitReporter:

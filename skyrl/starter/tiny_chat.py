@@ -17,16 +17,19 @@ from typing import Any, NoReturn
 # Threads of torch that spin while they wait can stall a shared machine. Read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import torch
-from tokenizers.pre_tokenizers import ByteLevel
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
-from transformers.utils import logging
-
 from skyrl.config import SFTConfig, compose
-from skyrl.experiments.sft import SFTExp
+from skyrl.processes.progress import reported_wait
 from skyrl.starter.stopping import stopped_in_words
 from skyrl.storage.atomic import atomic_folder, write_file
 from skyrl.storage.modes import follow_umask
+
+with reported_wait("the import of torch and transformers"):
+    import torch
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+    from transformers.utils import logging
+
+    from skyrl.experiments.sft import SFTExp
 
 Conversation = Sequence[dict[str, str]]
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
-import functools
 import os
 import sys
-from collections.abc import Iterator
 
 import click
 
@@ -57,11 +54,12 @@ def run(arguments: tuple[str, ...], strict: bool, new: bool) -> None:
     from skyrl.config.derive.run_kind import RunKind
     from skyrl.config.loading.kinds import kind_of
     from skyrl.config.settings.trackers import lacks_of
+    from skyrl.processes.progress import reported_wait
     from skyrl.processes.torch_environment import set_torch_environment
 
     composed = compose_arguments(arguments, strict=strict, also=RunKind.preflight_checks)
     set_torch_environment()
-    with _log_slow_command("the import of torch and transformers"), lasting_imports():
+    with reported_wait("the import of torch and transformers"), lasting_imports():
         from skyrl.experiments.experiment import experiment_class
         from skyrl.runs.recovery import attempts
         from skyrl.runs.session import RunSession
@@ -73,7 +71,7 @@ def run(arguments: tuple[str, ...], strict: bool, new: bool) -> None:
     if any(origin.kind == "rule" for origin in composed.origins.get(kind.path("logger"), ())):
         reason = next(lack for lack, _ in lacks_of("wandb", mode=composed.config.trainer.trackers.wandb.mode))
         click.echo(f"Metrics go to the console: {reason} (the default of {kind.path('logger')} is wandb).", err=True)
-    with _log_slow_command("the import of the modules that the run uses"), lasting_imports():
+    with reported_wait("the import of the modules that the run uses"), lasting_imports():
         make = experiment_class(composed.config)
     for attempt in attempts(composed.config):
         experiment = make(attempt.run)
@@ -105,13 +103,3 @@ def _free_folder_arguments(arguments: tuple[str, ...]) -> list[str]:
     if any(origin.kind == "rule" for origin in composed.origins.get(run_path, ())):
         folders[kind.path("run_name")] = folders.pop(run_path).removeprefix("runs/")
     return [f"{path}={value}" for path, value in folders.items()]
-
-
-@contextlib.contextmanager
-def _log_slow_command(activity: str) -> Iterator[None]:
-    """Context for a wait before the run starts: progress is shown if it takes long."""
-    from skyrl.processes.progress import Progress, WaitReporter
-
-    progress = Progress()
-    with WaitReporter(progress, functools.partial(click.echo, err=True)), progress.waiting_for(activity):
-        yield
