@@ -329,3 +329,14 @@ def batches(prompts: int, batch_size: int, epochs: int, tail: Tail) -> tuple[int
     if tail == "short":
         return epochs * -(-prompts // batch_size), 0
     return epochs * (prompts // batch_size), epochs * (prompts % batch_size)
+
+
+def ends_before(most: int | None, rows: int, batch_size: int, epochs: tuple[str, int], tail: Tail) -> str:
+    """What to say of a number of steps that the data does not last for: `epochs` is the field of the number of epochs,
+    and its value. Empty if `most` is None or is reached, or if there are no epochs to train for.
+    """
+    field, number = epochs
+    steps, _ = batches(rows, batch_size, number, tail)
+    if most is None or not steps or steps >= most:
+        return ""
+    return f"{steps} of the {most} steps: the data ends after {field} = {number} ({rows:,} rows / {batch_size:,})"

@@ -23,7 +23,7 @@ from skyrl.config.loading.kinds import kind_of
 from skyrl.config.settings.distillation import SFTDistillationConfig
 from skyrl.config.settings.models import ModelConfig
 from skyrl.config.settings.samplers import SamplerConfig
-from skyrl.data.cursor import PromptCursor, StreamCursor, batches, batches_before, permutation
+from skyrl.data.cursor import PromptCursor, StreamCursor, batches, batches_before, ends_before, permutation
 from skyrl.data.order import Mixed, Order, Sequential, Shuffled
 from skyrl.data.row_store import row_key
 from skyrl.data.row_streams import EXAMINED, RowStream, parts_of, versions
@@ -361,6 +361,9 @@ class SupervisedExp(BaseExp):
             notice(f"{rest} training rows do not fill a batch and are left out of each epoch (epoch_tail)")
         elif left_out:
             notice(f"{left_out} training rows, the last ones of the last epoch, do not fill a batch and are left out")
+        epochs = "num_epochs", cfg.num_epochs
+        if text := ends_before(cfg.num_steps, rows, cfg.batch_size, epochs, cfg.epoch_tail):
+            notice(f"warning: num_steps: {text}")
 
     @property
     def replicas(self) -> Replicas:

@@ -11,7 +11,7 @@ from skyrl.config import EnvironmentConfig, SkyRLTrainConfig
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.model_overrides import engine_overrides
 from skyrl.config.derive.rl_models import has_reference
-from skyrl.data.cursor import batches
+from skyrl.data.cursor import batches, ends_before
 from skyrl.data.prompts import NO_SOURCE, PromptDataset
 from skyrl.data.sources import answer_in
 from skyrl.envs.mcp.environment import McpTask
@@ -52,6 +52,9 @@ def check_data(run: SkyRLTrainConfig, train: PromptDataset | None, evaluation: P
         elif left_out:
             some = f"{left_out} training prompts, the last ones of the last epoch,"
             notice(f"{some} do not fill a batch and are left out")
+        epochs = "trainer.epochs", run.trainer.epochs
+        if text := ends_before(run.trainer.max_training_steps, len(train), size, epochs, tail):
+            notice(f"warning: trainer.max_training_steps: {text}")
     if evaluation is not None:
         _tell_the_sources(run.data.val_data, evaluation)
     _report_unread_fields(run, [item for item in (train, evaluation) if item])

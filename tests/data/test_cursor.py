@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from attrs import evolve
 
-from skyrl.data.cursor import PromptCursor, batches, batches_before
+from skyrl.data.cursor import PromptCursor, Tail, batches, batches_before, ends_before
 from skyrl.data.prompt_facts import facts_of
 from skyrl.errors import ResumeError
 from skyrl.trajectory import Prompt
@@ -97,3 +97,18 @@ def test_a_label_that_was_changed_is_other_data() -> None:
     other = [evolve(one[0], extras={"reward_spec": {"ground_truth": "5"}}), *one[1:]]
     assert facts_of(one).content == facts_of(prompts(3)).content
     assert facts_of(one).content != facts_of(other).content
+
+
+@pytest.mark.parametrize(
+    ("most", "epochs", "tail", "text"),
+    [
+        (80, 1, "drop", "64 of the 80 steps: the data ends after epochs = 1 (1,030 rows / 16)"),
+        (80, 1, "short", "65 of the 80 steps: the data ends after epochs = 1 (1,030 rows / 16)"),
+        (80, 2, "drop", ""),
+        (64, 1, "drop", ""),
+        (None, 1, "drop", ""),
+        (80, 0, "drop", ""),
+    ],
+)
+def test_steps_that_the_data_does_not_last_for_are_told(most: int | None, epochs: int, tail: Tail, text: str) -> None:
+    assert ends_before(most, 1_030, 16, ("epochs", epochs), tail) == text

@@ -102,7 +102,8 @@ class SupervisedConfig(RunConfig, RunBasics, LearnerConfig):
     the run, `resume_with_changes` is needed."""
 
     num_steps: int | None = field(default=None, validator=positive, metadata=FREE)
-    """Stop after this many optimizer steps. None: `num_epochs` decides."""
+    """Stop after this many optimizer steps, or after `num_epochs`, whichever comes first. None: `num_epochs`
+    decides."""
 
     max_training_samples: int | None = field(default=None, validator=positive, metadata=FREE)
     """Stop before training on more rows than this, repetitions counted. None: no such limit."""

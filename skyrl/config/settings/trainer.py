@@ -52,7 +52,8 @@ class TrainerConfig(RunBasics):
     that decays is then recomputed for the new length."""
 
     max_training_steps: int | None = field(default=None, validator=positive, metadata=FREE)
-    """Stop after this many training steps, even within an epoch. None: `epochs` decides. May be raised on resume."""
+    """Stop after this many training steps, even within an epoch, or after `epochs`, whichever comes first. None:
+    `epochs` decides. May be raised on resume."""
 
     max_training_prompts: int | None = field(default=None, validator=positive, metadata=FREE)
     """Stop before training on more prompts than this, repetitions counted. None: no such limit. May be raised on
