@@ -27,6 +27,7 @@ from skyrl.config.derive.sizes import draws_rollouts
 from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
 from skyrl.config.loading.kinds import is_preference_run, is_reward_model_run, reads_chats
 from skyrl.data.conversations import refuse_media, tools_of, with_system, without_nulls
+from skyrl.data.cursor import Tail, ends_before
 from skyrl.data.data_files import FILES
 from skyrl.data.preference_rows import answers_of
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
@@ -177,6 +178,15 @@ def too_few_rows(
         yield Problem(path=path, message=message, hint=f"lower it to {sum(known)} or less{otherwise}")
 
 
+def steps_without_rows(
+    counts: Sequence[CountedRows | None], path: str, most: int | None, batch: int, epochs: tuple[str, int], tail: Tail
+) -> Iterator[Problem]:
+    """The warning of data that ends before the step of the field `path`, if all its rows are counted."""
+    known = [count.good for count in counts if count is not None]
+    if len(known) == len(counts) and (text := ends_before(most, sum(known), batch, epochs, tail)):
+        yield Problem(path=path, message=text, hint=f"raise {epochs[0]}", severity="warning")
+
+
 @frozen(kw_only=True)
 class FirstRow:
     """The first row of a source, as an environment is given it."""
@@ -218,8 +228,27 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
         if counts and len(counts) == len(run.data.train_data):  # otherwise some are of the hub, or cannot be read
             path, batch = "trainer.train_batch_size", run.trainer.train_batch_size
             yield from too_few_rows(counts, path, batch, "prompts", skips=skips)
+            if judge and not run.data.streaming:  # the run itself tells once it knows which prompts are too long
+                most, epochs = run.trainer.max_training_steps, ("trainer.epochs", run.trainer.epochs)
+                path, tail = "trainer.max_training_steps", run.data.epoch_tail
+                yield from steps_without_rows(counts, path, most, batch, epochs, tail)
 
     return first_rows_are_prompts
+
+
+def tried_tasks(run: SkyRLTrainConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each task that has judged the first row of a source, with the names of its tools, none of which was called: they
+    may have effects. `run` has passed all checks.
+    """
+    tasks: dict[str | None, FirstRow] = {}
+    for field, source in _sources(run, training=True):
+        row = _read_first_row(run, field, source)
+        tasks.setdefault(row.env_class, row)
+    for name, row in tasks.items():
+        make = find_env_of_row(str(name), run.environment.task, run.environment.skyrl_gym)
+        if _is_tried(row, make):
+            tools = _offered_tools(run, row, make) or ()
+            yield str(name), tuple(str(tool["function"]["name"]) for tool in tools)
 
 
 def supervised_rows_can_be_used(*, all_rows: bool) -> Check[SupervisedConfig]:
@@ -245,6 +274,9 @@ def supervised_rows_can_be_used(*, all_rows: bool) -> Check[SupervisedConfig]:
         if counts and len(counts) == len(run.train_datasets) and run.epoch_tail != "short" and not run.num_dummy_steps:
             otherwise = ", or set epoch_tail = short"
             yield from too_few_rows(counts, "batch_size", run.batch_size, "rows", skips=skips, otherwise=otherwise)
+        if all_rows and len(counts) == len(run.train_datasets) and not run.streaming and not run.num_dummy_steps:
+            epochs = "num_epochs", run.num_epochs
+            yield from steps_without_rows(counts, "num_steps", run.num_steps, run.batch_size, epochs, run.epoch_tail)
 
     return rows_can_be_learned
 
@@ -444,8 +476,7 @@ def _judge_problems(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iter
     """Judge an empty answer, and then the ground truth as an answer, as a rollout does: with its deadline, and in a
     sandbox if that is configured. A user's environment is judged in its first turn.
     """
-    is_judged = _is_reward(make) or _is_users_environment(make)
-    if not is_judged or row.env_class == PAIRWISE:  # a judge at a service is not asked before the run
+    if not _is_tried(row, make):
         return
     truth = ground_truth(row.extras)
     spoken = str(truth) if isinstance(truth, str | int | float) and truth != "" else "1"
@@ -460,6 +491,11 @@ def _judge_problems(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iter
         answer, error = next(iter(failures.items()))
         hint = _hint_of(error, answer, row, depends=len(failures) == 1, is_reward=_is_reward(make))
         yield Problem(path="environment.env_class", message=str(error), hint=hint)
+
+
+def _is_tried(row: FirstRow, make: MakeEnv) -> bool:
+    """Whether the task judges answers before the run; a judge at a service is not asked."""
+    return (_is_reward(make) or _is_users_environment(make)) and row.env_class != PAIRWISE
 
 
 def _refused_answer(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv, answer: str) -> EpisodeError | None:
@@ -509,26 +545,12 @@ def _unusable_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iter
     """The environment starts, a `ToolEnv` has tools, and the chat template shows them. An environment that never has
     tools is not started, and none that waits for a service.
     """
-    if not (isinstance(make, type) and issubclass(make, Env)) or make.tool_schemas is Env.tool_schemas:
-        return
-    if inspect.iscoroutinefunction(make.init):
-        return
-    files = readable_files(run.trainer.policy.model.path, run.trainer.tokenizer_path)
-    who = f"{row.env_class}, starting on row 0 of {row.source},"
-    calls = EnvCalls(1, run.environment.skyrl_gym.step_timeout_seconds)
-
-    def offered() -> Sequence[Mapping[str, Any]]:
-        env = make(deepcopy(row.extras))
-        try:
-            env.init(deepcopy(tuple(row.messages)))
-            return env.tool_schemas()
-        finally:
-            env.close()
-
     try:
-        with event_loop() as run_until_done:
-            tools, _ = run_until_done(calls(who, offered))
-        if not tools and issubclass(make, ToolEnv):
+        tools = _offered_tools(run, row, make)
+        if tools is None:
+            return
+        files = readable_files(run.trainer.policy.model.path, run.trainer.tokenizer_path)
+        if not tools and isinstance(make, type) and issubclass(make, ToolEnv):
             message = f"{row.env_class} has no tools for row 0 of {row.source}"
             hint = "tools = (weigh,) in the class, or self.tools = (self.weigh,) in __init__, offers the function weigh"
             yield Problem(path="environment.env_class", message=message, hint=hint)
@@ -542,6 +564,30 @@ def _unusable_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iter
         yield Problem(path="environment.env_class", message=f"{row.source}, row 0: {error}", hint=DESCRIBE_TOOLS)
     except (ConfigError, DataError):  # another check reports them
         return
+
+
+def _offered_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Sequence[Mapping[str, Any]] | None:
+    """Schemas of the tools that the environment shows once it has started on the row; None if it is not started,
+    because it never has tools or waits for a service. Raises `EpisodeError`.
+    """
+    if not (isinstance(make, type) and issubclass(make, Env)) or make.tool_schemas is Env.tool_schemas:
+        return None
+    if inspect.iscoroutinefunction(make.init):
+        return None
+    who = f"{row.env_class}, starting on row 0 of {row.source},"
+    calls = EnvCalls(1, run.environment.skyrl_gym.step_timeout_seconds)
+
+    def offered() -> Sequence[Mapping[str, Any]]:
+        env = make(deepcopy(row.extras))
+        try:
+            env.init(deepcopy(tuple(row.messages)))
+            return env.tool_schemas()
+        finally:
+            env.close()
+
+    with event_loop() as run_until_done:
+        tools, _ = run_until_done(calls(who, offered))
+    return tools
 
 
 def _is_users_environment(make: MakeEnv) -> bool:

@@ -20,7 +20,7 @@ from skyrl.config import compose
 from skyrl.config.derive.run_kind import RunKind
 from skyrl.errors import ConfigError, Problem, ResumeError, UserError
 from skyrl.experiments import first_rows
-from skyrl.experiments.first_rows import supervised_rows_can_be_used
+from skyrl.experiments.first_rows import supervised_rows_can_be_used, tried_tasks
 from skyrl.experiments.folder_checks import folders_can_be_written
 from skyrl.runs.run_lock import RunLock, config_text
 from skyrl.runs.run_owner import sign
@@ -303,6 +303,16 @@ def test_an_environment_of_ours_is_made_from_the_first_row(nano: Path, tmp_path:
     )
 
 
+def test_a_number_of_steps_that_the_rows_do_not_last_for_is_a_warning(nano: Path, tmp_path: Path) -> None:
+    row = {"prompt": [{"role": "user", "content": "go"}], "reward_spec": {"ground_truth": "4"}}
+    (rows := tmp_path / "x.jsonl").write_text((json.dumps(row) + "\n") * 4, encoding="utf-8")
+    changes = {"data.train_data": [str(rows)], "trainer.max_training_steps": 9, "trainer.epochs": 2}
+    [warning] = [item for item in problems(nano, tmp_path, changes) if item.path == "trainer.max_training_steps"]
+    assert warning.severity == "warning" and warning.hint == "raise trainer.epochs"
+    assert " of the 9 steps: the data ends after trainer.epochs = 2 (4 rows / " in warning.message
+    assert not [item for item in problems(nano, tmp_path, changes, run=True) if item.path == warning.path]
+
+
 PASSES_OVER = "{% for m in messages if m.role in ('user', 'assistant') %}{{ m.content }}{% endfor %}"
 SHOWS_TOOLS = PASSES_OVER + "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
 CALL = {"function": {"name": "add", "arguments": {"a": 1}}}
@@ -372,6 +382,9 @@ def test_an_environment_whose_tools_the_template_hides_is_named(
     messages = [item.message for item in problems(nano, tmp_path, changes) if item.path == "environment.env_class"]
     assert [message in item for item in messages] == [True] * bool(message)
     assert not [item for item in problems(nano, tmp_path, changes, run=True) if item.path == "environment.env_class"]
+    if not message:
+        run = compose([], overrides(nano, tmp_path) | changes).config
+        assert next(iter(tried_tasks(run))) == (f"{code}:Adds", ("add",))
 
 
 PLAYS = """

@@ -49,7 +49,8 @@ def doctor(arguments: tuple[str, ...], strict: bool, cluster: bool, timeout: flo
 
     Packages, GPUs, keys, models, folders, disks and locks are checked, as the configuration needs them.
     Every row of each file is read; the first one is rendered by the chat template and scored: a reward function, or
-    an environment class of yours, judges an empty answer and the ground truth. Nothing is started or written. With
+    an environment class of yours, judges an empty answer and the ground truth. Its tools are not called, because they
+    may have effects. Nothing is started or written. With
     --cluster, every machine of a running Ray cluster is checked, too: versions, shared folders, clocks, memory, GPUs,
     and the network between each two. Exit code 1: something on the cluster has to be fixed.
     """
@@ -93,7 +94,18 @@ def machine_facts(run: RunConfig) -> Iterator[tuple[str, str]]:
     if slower := _slower_than_the_preset(run):
         yield "speed", f'extends = "preset:cuda" has faster settings for: {", ".join(slower)}'
     yield "data", f"{counted(sources, 'source')} to train on, {held_out} to evaluate on, whose files were read"
+    if tasks := list(_tasks(run)):
+        yield "task", "; ".join(tasks)
     yield "folder", f"{trainer.run_path}, free and writable"
+
+
+def _tasks(run: RunConfig) -> Iterator[str]:
+    """What was tried of each task that judged a row, and what was not."""
+    from skyrl.config.loading.kinds import samples_rollouts
+    from skyrl.experiments.first_rows import tried_tasks
+
+    for name, tools in tried_tasks(run) if samples_rollouts(run) else ():
+        yield f"{name} judged a first row" + (f", its tools were not called: {', '.join(tools)}" if tools else "")
 
 
 def _rows(run: RunConfig) -> Iterator[tuple[str, str]]:
