@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from skyrl.errors import WeightSyncError
 from skyrl.inference.sampling import Drawable
 from skyrl.inference.vllm.environment import end_with_host
-from skyrl.inference.vllm.in_place import ReadBack, in_place_obstacle, load_in_place, without_reloading
+from skyrl.inference.vllm.in_place import ReadBack, in_place_obstacle, load_in_place, repairable, without_reloading
 from skyrl.inference.vllm.keyed_draws import Sampler, draw_by_keys
 from skyrl.models.files.naming import stored_names
 from skyrl.weight_receiver import vllm_native
@@ -82,6 +82,7 @@ class WorkerExtension:
 
     def skyrl_load_weights(self, incoming: Mapping[str, Any] | IncomingWeights, tied: Mapping[str, str]) -> str:
         """Replaces all weights by those that arrive. Returns their acknowledgement, or why that stopped halfway.
+        The next complete load then replaces all weights.
 
         `incoming` is plain data, or the set itself if it comes from this process. `tied` maps the second name of each
         tied weight to its first.
@@ -103,7 +104,7 @@ class WorkerExtension:
             return read_back.record(expanded) if read_back else expanded
 
         try:
-            with read_back or nullcontext():
+            with repairable(self), read_back or nullcontext():
                 if isinstance(received, VLLMNativeWeights):
                     with without_reloading() if in_place else nullcontext():
                         vllm_native.receive(self, worker_index, received, named)
