@@ -155,7 +155,8 @@ def explanation_text(explanation: Explanation) -> str:
     if explanation.feeds:
         lines += ["", "What is derived from it:", *(f"  {path}  ({rule})" for path, rule in explanation.feeds)]
     if explanation.acts_when:
-        verdict = "it does here" if explanation.acts else "it does not here"
+        unread = f"not known here, since {' and '.join(explanation.unread_code)} was not imported"
+        verdict = {True: "it does here", False: "it does not here", None: unread}[explanation.acts]
         lines += ["", f"It has an effect when {explanation.acts_when}: {verdict}."]
     if explanation.checks and not is_table:
         lines += ["", "Checks that read it:"]
