@@ -283,8 +283,9 @@ def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
     candidates = {
         step.writes: step
         for step in rules
-        if (step.reads or step.table) and not step.asks_machine and not is_written(config, step.writes)
-        if get_at(config, step.writes) != step.unset
+        if (step.reads or step.table)
+        and not (step.asks_machine or is_written(config, step.writes))
+        and get_at(config, step.writes) != step.unset
     }
     while True:
         bare = config

@@ -86,6 +86,9 @@ def _field_of_some(
     of_peers: Collection[str],
     also: Sequence[str] = (),
 ) -> Effect:
+    """The condition of a field that only some entries of a table, losses or estimators, read. `also` names what else
+    reads it; if `of_peers` has the field, code of the user's own may.
+    """
     names = [name for name, facts in table.items() if field in facts.fields]
     own = ["your own in the signature of SkyRL or verl"] if field in of_peers else []
     words = f"the {kind} is {join_choices([*names, *also, *own], 'or')}"
