@@ -19,13 +19,13 @@ from skyrl.installation import package_command
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.stored_runs import stored_run
 from skyrl.tracking.run_progress import RunProgress
+from skyrl.training.callbacks import Callback
 
 if TYPE_CHECKING:
     import pandas as pd
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from skyrl.runs.stored_runs import Run as Tree
-    from skyrl.training.callbacks import Callback
 
 Points = Sequence[tuple[float, float]]
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import Factory, evolve, field, frozen
+from attrs import evolve, field, frozen
 
 from skyrl.chats.contents import DroppedPart, dropped, dropped_tools, holds, short
 from skyrl.chats.spellings import FullestSpelling, Spelling
@@ -85,11 +85,15 @@ class Template:
     tools: Sequence[Mapping[str, Any]] = ()
     """Tools of the environment, which the template shows."""
 
-    spelled: Spelled = field(repr=False, default=Factory(lambda self: Spelled.for_tokenizer(self.tokenizer), True))
+    spelled: Spelled = field(repr=False)
 
     _fullest: FullestSpelling[str] = field(factory=FullestSpelling, repr=False, eq=False)
     _forms: dict[object, tuple[Sequence[int], bool]] = field(factory=dict, repr=False, eq=False)
     """Parts that the template passes over, by the form of a conversation; see `_passed_over`."""
+
+    @spelled.default
+    def _default_spelled(self) -> Spelled:
+        return Spelled.for_tokenizer(self.tokenizer)
 
     def text(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
         """A conversation as rendered by the template, with or without the generation prompt. Raises `DataError`."""

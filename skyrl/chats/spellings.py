@@ -123,9 +123,13 @@ class FullestSpelling(Generic[T]):
             except DataError as error:
                 refusals.append(error)
                 continue
-            parts, text = list(missing(rendering)), text_of(rendering)
-            has_thoughts = all(holds(text, split_thoughts(message)[0]) for message in chat)
-            lacks = "content" if parts else "nothing" if has_thoughts else "earlier thoughts"
+            parts = list(missing(rendering))
+            if parts:
+                lacks = "content"
+            elif all(holds(text_of(rendering), split_thoughts(message)[0]) for message in chat):
+                lacks = "nothing"
+            else:
+                lacks = "earlier thoughts"
             candidates.setdefault(lacks, (rendering, spelling))
             if parts:
                 left_out = left_out or leaves_out(parts)

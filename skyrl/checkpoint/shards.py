@@ -102,7 +102,7 @@ def write_shards(shards: Sequence[TensorShard], storage: Storage, folder: str, n
     return StoredFile(name=name, size=sum(map(len, content)), digest=digest_of(content))
 
 
-@frozen
+@frozen(kw_only=True)
 class _Place:
     """Location of a shard."""
 
@@ -217,7 +217,8 @@ class StoredTensors(Mapping[str, Tensor]):
                     raise ValueError(f"{last - first} bytes at {first} do not hold the shape {part}")
                 if not are_counts(shape) or start + count > math.prod(shape):
                     raise ValueError(f"{name} is not part of a tensor of shape {shape}")
-                yield name, tuple(shape), _Place(file, 8 + length + first, dtype, start, count)
+                place = _Place(file=file, offset=8 + length + first, dtype=dtype, start=start, count=count)
+                yield name, tuple(shape), place
         except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as error:
             raise ResumeError(f"{self._location(file)} cannot be read: {error}") from error
 

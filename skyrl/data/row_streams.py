@@ -185,7 +185,7 @@ class RowStream:
             self.passes, self._window, self._after = self.passes + 1, -1, {"part": 0}
         self._fill(self._after)
         self._window += bool(self._rows)
-        self._order = self._random(6, len(self._rows), max(self._window, 0))
+        self._shuffle()
 
     def _fill(self, begin: dict[str, Any]) -> None:
         """Read a buffer from this position on."""
@@ -206,6 +206,9 @@ class RowStream:
         inside = {} if self._open is None else self._open[1].state()
         self._after = {"part": position, **inside}
 
+    def _shuffle(self) -> None:
+        self._order = self._random(6, len(self._rows), max(self._window, 0))
+
     def _random(self, purpose: int, count: int, *numbers: int) -> Sequence[int]:
         if self._seed is None:
             return range(count)
@@ -222,5 +225,5 @@ class RowStream:
         self._after, self._rows, self._taken = dict(state["began"]), [], 0
         if self._window >= 0:  # otherwise nothing of the pass was read
             self._fill(self._after)
-            self._order = self._random(6, len(self._rows), self._window)
+            self._shuffle()
             self._taken = int(state["taken"])

@@ -1,5 +1,5 @@
-"""Datasets as rows: parquet, Arrow, JSONL, JSON or CSV files, a Hugging Face dataset from a folder or the hub, or a
-task of reasoning-gym.
+"""Datasets as rows: parquet, Arrow, JSONL, JSON or CSV files, a Hugging Face dataset from a folder or the hub, a
+folder of Harbor's tasks, or a task of reasoning-gym.
 
 A row has SkyRL's columns: `prompt` (a chat: list of {"role", "content"}), and optionally `env_class`, `reward_spec`,
 `data_source`, `extra_info`. Every other column goes to the environment as it is. `Columns` names the columns of prompt

@@ -1,4 +1,7 @@
-"""Trajectories that agents are playing: each has a key that assigns requests to it."""
+"""Trajectories that agents are playing: each has a key that assigns requests to it.
+
+Responses that requests may continue are stored for each trajectory, and for all clients together.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,6 @@ key."""
 
 MOST_AT_ONCE = 64
 """Largest number of answers of one trajectory that are sampled at the same time."""
-
 
 STORED_CHARACTERS = 64 << 20
 """Largest total number of characters of stored conversations; beyond it the oldest are dropped."""

@@ -1,4 +1,4 @@
-"""Reads values from the row of a prompt and marked parts from a text, and makes texts from outside acceptable."""
+"""Reads values from the row of a prompt, and marked parts from a text; makes texts acceptable to a tokenizer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Builds processes, engines, weight transports and served teachers from the configuration.
 
-Engines over servers that run already live in this process: nothing is started.
+Nothing is started for servers that run already: their engines are objects of this process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Policy-gradient training runs: each collaborator is built from its own part of the configuration.
 
-Subclass `BasePPOExp` and override one `get_...` to bring your own collaborator.
+Subclass `BasePPOExp` and override one `get_...` to bring your own collaborator; override `get_config_cls` for a
+configuration with fields of your own.
 """
 
 from __future__ import annotations
@@ -123,6 +124,11 @@ class BasePPOExp(PolicySampling):
     def __init__(self, cfg: SkyRLTrainConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
         super().__init__(probe_run(cfg) if cfg.trainer.num_dummy_steps else cfg)
+
+    @classmethod
+    def get_config_cls(cls) -> type[SkyRLTrainConfig]:
+        """The root class for a script to read files and arguments into: `compose(files, root=Exp.get_config_cls())`."""
+        return SkyRLTrainConfig
 
     # The parts of a run, cached once made. Override the method that makes one.
 

@@ -226,6 +226,7 @@ def _packages(run: AnyRun) -> Iterator[tuple[str, str, str]]:
 
 
 def _packages_of_rollouts(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
+    """Packages that only reinforcement learning may need: of the engine, kernels, tools, and the endpoint."""
     backend = backend_of(run.generator.inference_engine)
     if backend.package and draws_rollouts(run):
         yield "generator.inference_engine.backend", backend.package, backend.extra

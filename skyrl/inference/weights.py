@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from skyrl.errors import WeightSyncError
-from skyrl.weight_receiver.incoming_weights import IncomingWeights, SharedWeights, WeightInfo, summarize_problems
+from skyrl.weight_receiver.incoming_weights import IncomingWeights, WeightInfo, summarize_problems
 
 
 def received_weights(model: nn.Module, incoming: IncomingWeights) -> dict[str, Tensor]:
@@ -24,8 +24,7 @@ def received_weights(model: nn.Module, incoming: IncomingWeights) -> dict[str, T
     tied = list(names.values())  # all names of each tensor
     _refuse([*_unusable(state, incoming.weights), *_missing(tied, {info.name for info in incoming.weights})])
     with incoming.open() as weights:
-        # A tensor that comes from another process is only valid until the next one arrives.
-        received = {name: tensor if isinstance(incoming, SharedWeights) else tensor.clone() for name, tensor in weights}
+        received = dict(weights)
     _refuse([*_missing(tied, received), *_contradictions(tied, received)])
     return received
 

@@ -75,10 +75,15 @@ class ClusterFile:
         if earlier is None or earlier == value:
             return value
         if path in _LARGEST:
-            return max(earlier, value, key=lambda size: GIGABYTES.read(size) or 0.0 if isinstance(size, str) else size)
+            return max(earlier, value, key=_size)
         if isinstance(earlier, list):
             return [*earlier, *(item for item in value if item not in earlier)]
         return None
+
+
+def _size(value: int | str) -> float:
+    """A number, or a size with its unit in gigabytes."""
+    return (GIGABYTES.read(value) or 0.0) if isinstance(value, str) else value
 
 
 class Writing:

@@ -17,6 +17,7 @@ from skyrl.errors import ModelError
 from skyrl.learners.row_layouts import RowLayout
 from skyrl.models.files.naming import tied_names
 from skyrl.models.files.stored_weights import StoredWeights
+from skyrl.models.output_head import output_embeddings
 
 
 class TeacherLoss:
@@ -138,7 +139,7 @@ def stored_output_matrix(meta_model: nn.Module, stored: StoredWeights) -> Tensor
     """(V, H) float32 in host memory: the output matrix of the stored model, read alone, tied to the embeddings or not.
     `meta_model` is the model without values. Raises `ModelError` if its logits are no product with one matrix.
     """
-    head = getattr(meta_model, "get_output_embeddings", lambda: None)()
+    head = output_embeddings(meta_model)
     if not isinstance(head, nn.Linear) or head.bias is not None:
         raise no_plain_head(f"the model {stored.path}")
     name = next(f"{path}.weight" for path, module in meta_model.named_modules() if module is head)

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from skyrl.learners.sharing import share_of
+from skyrl.models.output_head import output_embeddings
 from skyrl.models.parallel.expert_parallel import local_part
 
 
@@ -22,7 +23,7 @@ def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
     """Weights of `model` that Muon trains: matrices between the embeddings and the head. A critic's head, a single row,
     is not among them.
     """
-    head = getattr(model, "get_output_embeddings", lambda: None)()
+    head = output_embeddings(model)
     outer = [head, *(module for module in model.modules() if isinstance(module, nn.Embedding))]
     kept_apart = {parameter for module in outer if module is not None for parameter in module.parameters()}
     return {

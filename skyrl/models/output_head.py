@@ -76,9 +76,16 @@ def float32_head(model: nn.Module) -> Iterator[None]:
         yield
 
 
+def output_embeddings(model: nn.Module) -> nn.Module | None:
+    """The layer that transformers calls by this name, which makes the model's logits; None if it has none."""
+    find = getattr(model, "get_output_embeddings", None)
+    head: nn.Module | None = find() if find else None
+    return head
+
+
 def output_layer(model: nn.Module) -> nn.Linear:
     """The linear layer that makes the model's logits. Raises `ModelError` if it has none."""
-    head = getattr(model, "get_output_embeddings", lambda: None)()
+    head = output_embeddings(model)
     if not isinstance(head, nn.Linear):
         raise ModelError(f"{type(model).__name__} has no linear output head: set trainer.fp32_lm_head = false")
     return head
@@ -95,7 +102,7 @@ def in_float32(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 
 def _head(model: nn.Module) -> nn.Linear | PlainHead | None:
-    head = getattr(model, "get_output_embeddings", lambda: None)()
+    head = output_embeddings(model)
     return head if isinstance(head, PlainHead) or (isinstance(head, nn.Linear) and head.bias is None) else None
 
 

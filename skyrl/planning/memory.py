@@ -1,7 +1,7 @@
 """Bytes on one GPU, part by part, in each phase of a training step.
 
-`learner_memory` counts a policy, critic, reference or teacher; `serving_memory` an engine. Each phase
-counts at its peak; in an update this is the largest of three moments: the loss, backward, and the optimizer step.
+`learner_memory` counts a policy, critic, reference or teacher; `serving_memory` an engine. Each phase counts at its
+peak; in an update this is the largest of three moments: the loss, backward, and the optimizer step.
 """
 
 from __future__ import annotations

@@ -154,8 +154,8 @@ def update_seconds(
     times = steps if gathers_once else rows.micro_batches
     weights = SIXTEEN_BITS if gathers_once else 2 * SIXTEEN_BITS
     gradients = (SIXTEEN_BITS if gathers_once else FLOAT) * learned / shape.parameters
-    copies = ring(degrees.ranks // degrees.shards)  # each rank reduces its shard with those of the other copies
-    summing = 2 * copies * FLOAT * learned / degrees.shards / rates.link_among(degrees.ranks)
+    copies = degrees.ranks // degrees.shards  # of the weights; each rank all-reduces the gradients of its shard
+    summing = 2 * ring(copies) * FLOAT * learned / degrees.shards / rates.link_among(degrees.ranks)
     gathering = times * (_gathering(shape, degrees, rates, weights + gradients) + summing)
     waiting = exchanging(shape, rows, degrees, rates, passes=2 + recomputes)
     shard = FLOAT * learned / max(1, degrees.shards)

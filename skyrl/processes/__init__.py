@@ -2,5 +2,5 @@
 
 Read `handles.py` first: it defines how a caller sees the objects. `in_process.py` and `ray/processes.py` implement that
 contract; the latter consists of the cluster, the placement, the host (the actor around an object) and the watch
-with the handles. Nothing here imports torch, and only the modules named `ray_*` import ray.
+with the handles. Nothing here imports torch, and only modules in `ray/`, and `naming/names_in_ray.py`, import ray.
 """

@@ -1,4 +1,6 @@
-"""Progress of a run: what it waits for, and how long nothing has finished, which distinguishes a hang from work."""
+"""Progress of a run: what it waits for, and how long nothing has finished, which distinguishes a hang from work.
+`WaitReporter` says what a long wait is for.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ _LATE = 1.0
 """Seconds by which a thread may wake too late without its process having been stopped."""
 
 AFTER = 10.0
-"""Seconds after which a wait is reported."""
+"""Seconds after which `WaitReporter` reports a wait."""
 
 _SHOWN = 4
 """Number of waits that one line names."""

@@ -246,7 +246,7 @@ class _CachedPattern:
     """
 
     _seen: dict[Any, Any] | None = None
-    _pattern = re.compile("")
+    _pattern = re.compile(r"(?!)")
 
     def __call__(self) -> re.Pattern[str]:
         current = vars(os.environ)["_data"]  # compared as a whole, without decoding each variable

@@ -1,4 +1,8 @@
-"""The trainer's view of rollouts: `next_batch`. It hides the source of prompts and the filling of batches."""
+"""The trainer's view of rollouts: `next_batch`. It hides the source of prompts and the filling of batches.
+
+`SynchronousRollouts` are sampled when the trainer asks; `FullLengthRollouts` are made up, and take as much memory as a
+batch can.
+"""
 
 from __future__ import annotations
 
@@ -28,30 +32,24 @@ class BatchSource(Protocol):
 
 
 class Rollouts(BatchSource, Protocol):
-    """A source of training batches, with what a run needs around the trainer.
-
-    The default is one that reads no data and does nothing between batches.
-    """
+    """A source of training batches, with what a run needs around the trainer. By default nothing runs between them."""
 
     def set_weights_version(self, version: int) -> None:
-        """Notification that the engines now hold the weights of this version."""
+        """Notification that the engines now hold the weights of this version. Ignored by default."""
         return  # with a body, no subclass has to define it
 
     @property
     def epoch(self) -> int:
         """Number of complete passes over the data."""
-        return 0
 
     def state(self) -> dict[str, Any]:
         """Position in the data, as a checkpoint stores it."""
-        return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken."""
-        return
 
     async def close(self) -> None:
-        """Cancel the samples that are still being drawn."""
+        """Cancel the samples that are still being drawn. There are none by default."""
         return
 
 
@@ -135,6 +133,18 @@ class FullLengthRollouts(Rollouts):
         """One full batch, as if weights of this version had sampled it."""
         random = np.random.default_rng([self.seed, version])
         return tuple(self._group(number, version, random) for number in range(self.prompts))
+
+    @property
+    def epoch(self) -> int:
+        """Always 0: no data are read."""
+        return 0
+
+    def state(self) -> dict[str, Any]:
+        """Empty: batches follow from the version."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Does nothing: there is no position in any data."""
 
     def _group(self, number: int, version: int, random: np.random.Generator) -> TrajectoryGroup:
         ids, length = self._tokens(self.prompt_tokens, random), self.answer_tokens

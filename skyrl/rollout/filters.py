@@ -99,8 +99,8 @@ class Gates:
 
     def __init__(self, config: DynamicSamplingConfig, accept: Gate | None = None, *, batch: int = 0) -> None:
         """`accept` is a user's gate, which may refuse 1,000 groups in a row, or those of 30 batches of `batch`."""
-        # Groups without a signal (DAPO, section 3.2), and groups outside a band of success (AReaL's `success_rate_lb`
-        # and `success_rate_ub`) or of rewards.
+        # Groups without a signal (DAPO, arXiv:2503.14476, section 3.2), and groups outside a band of success (AReaL's
+        # `success_rate_lb` and `success_rate_ub`) or of rewards.
         self._builtin_gates: dict[str, Gate] = {}
         if config.type == "filter":
             self._builtin_gates = {

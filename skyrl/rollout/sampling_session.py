@@ -1,4 +1,6 @@
-"""Groups that share limits: on trajectories in flight, environments at work, and failures."""
+"""Groups that share limits: on trajectories in flight, environments at work, and failures. `GroupJudge` gives rewards
+to all samples of a prompt at once.
+"""
 
 from __future__ import annotations
 

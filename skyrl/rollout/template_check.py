@@ -14,7 +14,7 @@ from typing import Any, Literal
 from attrs import evolve, frozen
 
 from skyrl.chats.continuation import FIXED
-from skyrl.chats.examples import ADD, assistant, call, result, user
+from skyrl.chats.examples import assistant, call, result, user
 from skyrl.chats.rendering import Template
 from skyrl.chats.spans import ANSWER
 from skyrl.chats.text import Message
@@ -23,6 +23,20 @@ from skyrl.errors import DataError
 
 _ASKED: Message = user("What is 2+2?")
 _SURE: Message = user("Are you sure?")
+
+TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+"""A tool as environments offer it: with required parameters, which some templates write."""
 
 CALLS: Message = assistant("", tool_calls=[call(a=2, b=2)])
 """A tool call in the form that Hugging Face's templates take; the sampled text is what the template writes for it."""
@@ -49,7 +63,7 @@ DIALOGUES: Mapping[str, Dialogue] = {
     "two turns": Dialogue(turns=("Four.", "Yes."), observations=(_SURE,)),
     "thoughts in the first turn": Dialogue(turns=(_THOUGHT, "Yes."), observations=(_SURE,)),
     "a tool's answer": Dialogue(turns=("I shall look.", "Four."), observations=({"role": "tool", "content": "4"},)),
-    "a call of a tool": Dialogue(turns=(CALLS, "Four."), observations=(_RESULT,), tools=(ADD,)),
+    "a call of a tool": Dialogue(turns=(CALLS, "Four."), observations=(_RESULT,), tools=(TOOL,)),
     "a system message": Dialogue(opening=(_SYSTEM, _ASKED), turns=("Four.", "Yes."), observations=(_SURE,)),
     "white space around an answer": Dialogue(turns=("\n Four. \n", "Yes."), observations=(_SURE,)),
     "five turns": Dialogue(turns=("Four.", "Six.", "Eight.", "Ten.", "Twelve."), observations=_QUESTIONS),
@@ -57,7 +71,7 @@ DIALOGUES: Mapping[str, Dialogue] = {
         opening=(_SYSTEM, _ASKED),
         turns=(CALLS, _THOUGHT, CALLS, "Six.\n", "Yes."),
         observations=(_RESULT, _QUESTIONS[0], _RESULT, _SURE),
-        tools=(ADD,),
+        tools=(TOOL,),
     ),
 }
 

@@ -173,10 +173,8 @@ def refuse_changed_inputs(checkpoint: Checkpoint, now: Digests, run: AnyRun) -> 
 def changed_inputs(checkpoint: Checkpoint, now: Digests) -> str:
     """A line for each input that both have read and that differs; empty if none does."""
     before = _stored_digests(checkpoint)
-    changed = [(name, before[name], digest) for name, digest in now.items() if before.get(name, digest) != digest]
-    return "\n".join(
-        f"  {name} {'has changed' if old and new else 'is missing' if old else 'is new'}" for name, old, new in changed
-    )
+    changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
+    return "\n".join(f"  {name}{_change_text(before[name], now[name])}" for name in changed)
 
 
 def carried_on(checkpoint: Checkpoint | None, now: Digests) -> dict[str, str]:
@@ -188,6 +186,12 @@ def _stored_digests(checkpoint: Checkpoint) -> Digests:
     """The digests in a checkpoint; empty for one of an earlier version."""
     result = checkpoint.state.get(STATE, {})
     return {str(name): str(digest) for name, digest in result.items()} if isinstance(result, Mapping) else {}
+
+
+def _change_text(before: str, now: str) -> str:
+    if before and now:
+        return " has changed"
+    return " is missing" if before else " is new"
 
 
 def _databases(folder: Path, names: Iterable[object]) -> Iterator[Path]:

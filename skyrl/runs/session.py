@@ -1,6 +1,7 @@
 """One session of a run: the step it starts from, the resources it holds, and the files it leaves.
 
-`Experiment` is the protocol of what a session can run.
+`Experiment` is the protocol of what a session can run; `ProcessSettings` are settings of the whole process that code of
+a user may change, and that the numbers or the life of a run depend on.
 """
 
 from __future__ import annotations

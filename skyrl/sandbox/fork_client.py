@@ -159,11 +159,11 @@ class ForkClient:
                 process.wait()
 
     def _start(self) -> None:
-        if self._owner != os.getpid() or not self._folder:  # which is removed with this process, if nothing starts too
+        if self._owner != os.getpid() or not self._folder:
             sweep()
             self._socket = self._process = None  # those of the process that this one was forked from
             self._folder, self._owner = tempfile.mkdtemp(prefix="skyrl-sandbox-"), os.getpid()
-            atexit.register(self.close)
+            atexit.register(self.close)  # removes the folder, whether or not a server starts
         os.chmod(self._folder, 0o755)  # for the users of processes, who mount or have folders of their own there
         client_socket, server_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with server_socket, tempfile.TemporaryFile() as errors:

@@ -58,12 +58,12 @@ class Bucket:
         return False
 
     def names(self, folder: str = "") -> list[str]:
-        path = self._path(folder).strip("/")
+        path = self._path(folder).rstrip("/")
         try:
-            entries = self._ask(lambda system: system.ls(path, detail=False))
+            entries = [str(item).rstrip("/") for item in self._ask(lambda system: system.ls(path, detail=False))]
         except FileNotFoundError:
             return []
-        return sorted({str(name).rstrip("/").rpartition("/")[2] for name in entries if str(name).strip("/") != path})
+        return sorted({name.rpartition("/")[2] for name in entries if name.strip("/") != path.strip("/")})
 
     def size(self, name: str) -> int:
         return int(self._ask(lambda system: system.size(self._path(name))))
@@ -92,7 +92,12 @@ class Bucket:
 
     def remove(self, name: str) -> None:
         path = self._path(name)
-        self._ask(lambda system: system.exists(path) and system.rm(path, recursive=True))
+
+        def deleted(system: Any) -> None:
+            if system.exists(path):
+                system.rm(path, recursive=True)
+
+        self._ask(deleted)
 
     def flush(self, folder: str) -> None:
         """Does nothing: an uploaded object is durable."""
@@ -119,7 +124,7 @@ class Bucket:
             raise UserError(f"{self.address}: {error}") from error
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """An answer of the store as it is now: its file system object remembers what it has listed."""
+        """An answer of the store as it is now, patiently: its file system object remembers what it has listed."""
 
         def asked() -> Any:
             self._system.invalidate_cache()

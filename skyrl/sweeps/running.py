@@ -27,7 +27,8 @@ def run_here(launcher: Launcher, trials: Sequence[SweepTrial], at_once: int, say
 
     Trials that an earlier command has started and that still run are not started again, but waited for and counted.
     """
-    by_number, running = {trial.number: trial for trial in trials}, dict[int, Launch]()
+    by_number = {trial.number: trial for trial in trials}
+    running: dict[int, Launch] = {}  # those of values that the sweep no longer has included
     for launch in _launches_in(trials[0].folder.parent) if trials else ():
         if launcher.state(launch).startswith(ACTIVE):
             number = int(launch.folder.name)

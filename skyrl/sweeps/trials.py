@@ -95,23 +95,7 @@ def trials_of(sweep: SweepConfig, environ: Mapping[str, str], *, device: str | N
                 twice.append(f"{spelled(point)} is the same training as {spelled(trials[mark].point)}")
                 continue
             number = numbers.setdefault(mark, len(numbers))
-            own = folder / TASKS / str(number)
-            before: Any = load(sweep.run, thaw(values), environ=environ).config
-            table: Any = get_at(before, kind.trainer)
-            inside = {"run_path": "run", "ckpt_path": "checkpoints", "export_path": "exports"}
-            written = {name: str(own / inside[name]) for name in inside if name in fields_of(type(table))}
-            if names_a_service(table):
-                written["run_name"] = f"{sweep.name}-{number}"
-            placed = {kind.path(name): value for name, value in written.items()}
-            composed = compose(sweep.run, thaw({**values, **placed}), environ=environ)
-            trials[mark] = SweepTrial(
-                number=number,
-                point=dict(point),
-                folder=own,
-                run=composed.config,
-                text=kept_text(composed.written, composed.origins),
-                seed_field=kind.path("seed"),
-            )
+            trials[mark] = _trial(sweep, point, number, folder, values, environ)
         except ConfigError as error:
             found = [_place_in_table(problem, sweep, kind.path("seed")) for problem in error.problems]
             problems += [problem for problem in found if problem not in problems]
@@ -133,6 +117,35 @@ def _place_in_table(problem: Problem, sweep: SweepConfig, seed_field: str) -> Pr
         if any(problem.path == path or problem.path.startswith(f"{path}.") for path in paths):
             return evolve(problem, location=f"{name} of the sweep")
     return problem
+
+
+def _trial(
+    sweep: SweepConfig,
+    point: Point,
+    number: int,
+    folder: Path,
+    values: Mapping[str, Any],
+    environ: Mapping[str, str],
+) -> SweepTrial:
+    """The trial of a point, whose values are set in `values`, with output in a folder of its own."""
+    own = folder / TASKS / str(number)
+    before: Any = load(sweep.run, thaw(values), environ=environ).config
+    kind = kind_of(before)
+    table: Any = get_at(before, kind.trainer)
+    inside = {"run_path": "run", "ckpt_path": "checkpoints", "export_path": "exports"}
+    written = {name: str(own / inside[name]) for name in inside if name in fields_of(type(table))}
+    if names_a_service(table):
+        written["run_name"] = f"{sweep.name}-{number}"
+    placed = {kind.path(name): value for name, value in written.items()}
+    composed = compose(sweep.run, thaw({**values, **placed}), environ=environ)
+    return SweepTrial(
+        number=number,
+        point=dict(point),
+        folder=own,
+        run=composed.config,
+        text=kept_text(composed.written, composed.origins),
+        seed_field=kind.path("seed"),
+    )
 
 
 def spelled(point: Point) -> str:

@@ -261,8 +261,9 @@ def row_page(run: Any, source: int, index: int) -> str:
     experiment: Any = experiment_class(run)(run)
     if kind.rows == "prompts":
         return _prompt(run, experiment.tokenizer, row, name, index)
+    tokenizer, max_length = experiment.tokenizer, experiment.max_length  # their errors are not the row's
     try:
-        return _supervised(run, experiment.tokenizer, row, name, experiment.max_length)
+        return _supervised(run, tokenizer, row, name, max_length)
     except DataError as error:
         raise DataError(f"{place_of(name, index)}: {error}") from error
 

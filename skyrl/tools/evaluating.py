@@ -85,16 +85,14 @@ def table(results: dict[str, Any]) -> list[str]:
     return score_table("source", "score", shown, results["intervals"])
 
 
-def score_table(
-    of: str, number: str, metrics: Mapping[str, float], intervals: Mapping[str, Sequence[float]]
-) -> list[str]:
-    """Lines of a table of metrics `eval/SET/NUMBER`, with the 95 % intervals of those that have one; `of` and `number`
-    are the titles of the first columns.
+def score_table(of: str, number: str, metrics: Mapping[str, float], known: Mapping[str, Sequence[float]]) -> list[str]:
+    """Lines of a table of metrics `eval/SET/NUMBER`, with the 95 % intervals that are `known`; `of` and `number` are
+    the titles of the first columns.
     """
     rows = [(of, number, "value", "95 % interval")]
     for name, value in metrics.items():
         source, _, score = name.removeprefix("eval/").rpartition("/")
-        bounds = intervals.get(name)
+        bounds = known.get(name)
         rows.append((source, score, f"{value:.4f}", f"{bounds[0]:.4f} to {bounds[1]:.4f}" if bounds else ""))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

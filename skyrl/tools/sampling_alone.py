@@ -70,11 +70,7 @@ def prepared(
     refuse_other_files(folder, _RESULTS[kind])
     missing_parents = [parent for parent in folder.absolute().parents if not parent.exists()]
     try:
-        with ExitStack() as stack:
-            try:
-                scratch = stack.enter_context(atomic_folder(folder, keep=("logs",)))
-            except OSError as error:
-                raise RunError(f"{folder} cannot be created: {error.strerror or error}") from error
+        with _written_beside(folder) as scratch:
             model = model_of(target, scratch / "model")
             from skyrl.experiments.standalone import StandaloneSampling, preflight
 
@@ -104,6 +100,17 @@ def new_warnings(composed: Composed[SkyRLTrainConfig], stored: Sequence[str]) ->
         for problem in composed.warnings
         if has_effect(composed.config, problem.path) or not problem.location.startswith(tuple(stored))
     ]
+
+
+@contextmanager
+def _written_beside(folder: Path) -> Iterator[Path]:
+    """Context with the folder that becomes `folder` at its end. Raises `RunError` if none can be made there."""
+    with ExitStack() as stack:
+        try:
+            scratch = stack.enter_context(atomic_folder(folder, keep=("logs",)))
+        except OSError as error:
+            raise RunError(f"{folder} cannot be created: {error.strerror or error}") from error
+        yield scratch
 
 
 def _missing_configuration(name: str, needed: str) -> str:

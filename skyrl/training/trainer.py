@@ -147,9 +147,13 @@ class PPOTrainer:
     """Number of training steps, skipped ones included; the training loop counts them."""
 
     def __attrs_post_init__(self) -> None:
-        config, name = self._config, "trainer.{}_mini_batch_size_in_samples"
-        self._mini_batch = required(config.policy_mini_batch_size_in_samples, name.format("policy"))
-        self._critic_mini_batch = required(config.critic_mini_batch_size_in_samples, name.format("critic"))
+        config = self._config
+        self._mini_batch = required(
+            config.policy_mini_batch_size_in_samples, "trainer.policy_mini_batch_size_in_samples"
+        )
+        self._critic_mini_batch = required(
+            config.critic_mini_batch_size_in_samples, "trainer.critic_mini_batch_size_in_samples"
+        )
 
     async def begin(self) -> Metrics:
         """Send the engines the weights that training continues from."""

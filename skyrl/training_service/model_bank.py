@@ -22,7 +22,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, count, pairwise, product, repeat, starmap
+from itertools import accumulate, count, pairwise, product, starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -103,11 +103,12 @@ class _Model:
         if self.layout is None:
             return []
         factors = self.layout.factors(self.state.weights[FACTORS].to(dtype))
-        for_factors = self.layout.factors(gradients[FACTORS]) if gradients else repeat(("", None, None))
         update = partial(StretchUpdate, start=0, stop=0, scale=self.layout.scale)
+        if not gradients:
+            return [(layer, update(a=a, b=b)) for layer, a, b in factors]
         return [
             (layer, update(a=a, b=b, for_a=for_a, for_b=for_b))
-            for (layer, a, b), (_, for_a, for_b) in zip(factors, for_factors, strict=False)
+            for (layer, a, b), (_, for_a, for_b) in zip(factors, self.layout.factors(gradients[FACTORS]), strict=True)
         ]
 
 

@@ -254,6 +254,8 @@ class _Answers:
             ("PUT", checkpoint + "/ttl"): self._ttl,
         }
 
+    # Handlers that read the body themselves, or wait
+
     async def forward_backward(self, request: Request, client: str, body: bytes) -> Response:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _PROTOBUF:
             raise RequestError(
@@ -311,6 +313,8 @@ class _Answers:
                 self._service.mark_read(request_id)
         completions, cursor = await self._service.completions(sampler, clone, cursor, min(seconds, POLL_SECONDS))
         return JSONResponse({"completions": list(completions), "cursor": cursor})
+
+    # Handlers of bodies
 
     def _config(self, client: str, fields: Fields, body: bytes) -> Json:
         limits = self._service.settings
@@ -445,6 +449,8 @@ class _Answers:
             "display_name": row["display_name"],
             "user_metadata": json.loads(row["metadata"]),
         }
+
+    # Handlers of paths
 
     def _capabilities(self, client: str, fields: Fields, body: bytes) -> Json:
         served = self._service.model

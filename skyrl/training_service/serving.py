@@ -8,22 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
 from socket import socket
-from typing import Any, cast
+from typing import TypeVar
+
+from attrs import frozen
 
 from skyrl.config import TrainingServiceConfig
 from skyrl.errors import UserError
 from skyrl.processes.addresses import is_loopback
 from skyrl.processes.service import bound_socket, server_of
-from skyrl.training_service.backend import Backend, ServedModel
+from skyrl.training_service.backend import (
+    AdamSettings,
+    AdapterSpec,
+    Backend,
+    PassRequest,
+    PassResult,
+    SampleRequest,
+    SampleResult,
+    ServedModel,
+)
 from skyrl.training_service.records import ServiceRecords
 from skyrl.training_service.routes import training_app
 from skyrl.training_service.service import ServiceStatus, TrainingService
 from skyrl.training_service.store import client_names
+
+T = TypeVar("T")
 
 
 class ServedTraining:
@@ -80,8 +93,7 @@ async def serving_training(
         caller = asyncio.get_running_loop()
 
         async def serve() -> None:
-            on_loop = cast(Backend, _LoopBackend(backend, caller))
-            service = TrainingService(on_loop, folder, settings, model, records)
+            service = TrainingService(_LoopBackend(backend, caller), folder, settings, model, records)
             try:
                 await service.start()
                 started.set_result(ServedTraining(url, service, asyncio.get_running_loop(), ended))
@@ -120,16 +132,45 @@ async def _answer(service: TrainingService, bound: socket, stopping: threading.E
         working.result()
 
 
+@frozen
 class _LoopBackend:
     """A backend whose calls run on another event loop than the caller's."""
 
-    def __init__(self, backend: Backend, loop: asyncio.AbstractEventLoop) -> None:
-        self._backend, self._loop = backend, loop
+    backend: Backend
+    loop: asyncio.AbstractEventLoop
 
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        method: Callable[..., Coroutine[Any, Any, Any]] = getattr(self._backend, name)
+    async def _call(self, call: Awaitable[T]) -> T:
+        async def awaited() -> T:
+            return await call
 
-        async def call(*args: object, **options: object) -> Any:
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(method(*args, **options), self._loop))
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(awaited(), self.loop))
 
-        return call
+    async def create(self, model_id: str, spec: AdapterSpec | None) -> None:
+        await self._call(self.backend.create(model_id, spec))
+
+    async def passes(self, requests: Sequence[PassRequest]) -> Sequence[PassResult | Exception]:
+        return await self._call(self.backend.passes(requests))
+
+    async def optimizer_step(self, model_id: str, settings: AdamSettings) -> Mapping[str, float]:
+        return await self._call(self.backend.optimizer_step(model_id, settings))
+
+    async def save(self, model_id: str, folder: Path, *, optimizer: bool) -> None:
+        await self._call(self.backend.save(model_id, folder, optimizer=optimizer))
+
+    async def load(self, model_id: str, folder: Path, *, optimizer: bool) -> None:
+        await self._call(self.backend.load(model_id, folder, optimizer=optimizer))
+
+    async def unload(self, model_id: str) -> None:
+        await self._call(self.backend.unload(model_id))
+
+    async def publish(self, model_id: str, sampler: str) -> None:
+        await self._call(self.backend.publish(model_id, sampler))
+
+    async def publish_stored(self, folder: Path, sampler: str) -> None:
+        await self._call(self.backend.publish_stored(folder, sampler))
+
+    async def unpublish(self, sampler: str) -> None:
+        await self._call(self.backend.unpublish(sampler))
+
+    async def sample(self, request: SampleRequest) -> SampleResult:
+        return await self._call(self.backend.sample(request))

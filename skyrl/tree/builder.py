@@ -576,7 +576,8 @@ def problems_of(error: Exception) -> tuple[Problem, ...]:
     """Problems of a `ConfigError`; for any other exception of a validator, one problem with its message."""
     if isinstance(error, ConfigError):
         return error.problems
-    message, hint = str(error.args[0]) if error.args else type(error).__name__, getattr(error, "hint", "")
+    message = str(error.args[0]) if error.args else type(error).__name__
+    hint = getattr(error, "hint", "")
     if isinstance(error, TypeMismatch):
         return (Problem(path="", message=message, hint=hint, code=error.code, value=error.value),)
     return (Problem(path="", message=message, hint=hint),)

@@ -97,13 +97,7 @@ class _Reading:
         location = assignment.origin.at(EXTENDS).location
         if is_stored_form(assignment.value):
             raise _refused(f"a stored configuration cannot have {EXTENDS}: this file was edited", location)
-        named: Any = assignment.value[EXTENDS]
-        bases: list[Any] = [named] if isinstance(named, str) else [None]
-        if isinstance(named, list | tuple):
-            bases = list(named)
-        if not all(isinstance(base, str) for base in bases):
-            raise _refused(f"{display_value(named)} is neither a file nor a list of files", location)
-        chain = (*above, _identity(name))
+        bases, chain = _bases(assignment.value[EXTENDS], location), (*above, _identity(name))
         inherited = [item for base in bases for item in self._base(name, base, location, chain)]
         own = {key: value for key, value in assignment.value.items() if key != EXTENDS}
         return [*inherited, evolve(assignment, value=own)]
@@ -125,6 +119,14 @@ class _Reading:
             raise ConfigError(problems, title=error.title) from None
         self._done.add(identity)
         return assignments
+
+
+def _bases(named: object, location: str) -> list[str]:
+    """Files and presets that `extends` names, in order. Raises `ConfigError`."""
+    bases = [named] if isinstance(named, str) else named if isinstance(named, list | tuple) else [None]
+    if not all(isinstance(base, str) for base in bases):
+        raise _refused(f"{display_value(named)} is neither a file nor a list of files", location)
+    return list(bases)
 
 
 def _identity(name: str) -> str:

@@ -283,8 +283,9 @@ def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
     candidates = {
         step.writes: step
         for step in rules
-        if (step.reads or step.table) and not step.asks_machine and not is_written(config, step.writes)
-        if get_at(config, step.writes) != step.unset
+        if (step.reads or step.table)
+        and not (step.asks_machine or is_written(config, step.writes))
+        and get_at(config, step.writes) != step.unset
     }
     while True:
         bare = config
@@ -339,6 +340,13 @@ def paths_read(function: Callable[[Any], Any], config: object) -> set[str]:
     if isinstance(result, Iterator):
         list(result)
     return reads
+
+
+def outcome(condition: Condition, config: object, unknown: Collection[str]) -> bool | None:
+    """Whether the condition holds; None if it reads one of the `unknown` paths."""
+    if unknown and touches(paths_read(condition.holds, config), unknown):
+        return None
+    return condition.holds(config)
 
 
 def itself(config: T) -> T:

@@ -379,7 +379,11 @@ def remembered(function: Callable[[K], A]) -> Callable[[K], A]:
         try:
             return known(kind)
         except TypeError:
-            return function(kind)
+            try:
+                hash(kind)
+            except TypeError:
+                return function(kind)
+            raise  # the function's own error, such as that of a field's default
 
     return answer
 

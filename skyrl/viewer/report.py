@@ -1,7 +1,7 @@
 """`skyrl report`: runs in one self-contained HTML file, for mail, archives and reviews.
 
 The file contains Plotly and a content security policy that allows only its own two scripts, by their digests: no
-network requests, and no scripts in the model's answers.
+network requests, and no scripts in the model's answers. `settings` compares the configurations of the runs.
 """
 
 from __future__ import annotations

@@ -116,7 +116,9 @@ def _words(content: Tensor) -> Tensor:
 
 
 def mixed_in_place(words: Tensor) -> Tensor:
-    """Applies SplitMix64's mixing function to int64 of any shape. Their multiplication wraps on every device."""
+    """Applies SplitMix64's mixing function to int64 of any shape. Their multiplication wraps on every device. The
+    numbers that samples are drawn with are mixed by it, too (`skyrl/inference/draws.py`).
+    """
     words.bitwise_xor_(shifted(words, 30)).mul_(_FIRST)
     words.bitwise_xor_(shifted(words, 27)).mul_(_SECOND)
     return words.bitwise_xor_(shifted(words, 31))

@@ -288,14 +288,15 @@ class MemoryOffer:
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self.text = ""
-        """Where the number is and what it is; empty if this system has no files in memory."""
+        """Where the number is and what it is; empty if this process cannot have files in memory."""
 
     def __enter__(self) -> Self:
         if hasattr(os, "memfd_create"):  # on Linux
-            address, path = self._stack.enter_context(_memory_file())
-            number = secrets.token_bytes(16)
-            Path(path).write_bytes(number)
-            self.text = f"{address} {number.hex()}"
+            with contextlib.suppress(OSError):  # a sandbox forbids it, or has no /proc
+                address, path = self._stack.enter_context(_memory_file())
+                number = secrets.token_bytes(16)
+                Path(path).write_bytes(number)
+                self.text = f"{address} {number.hex()}"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -308,8 +309,10 @@ class MemoryOffer:
             return False
         process, file, number = text.split()
         try:
-            return bytes(_mapped(int(process), int(file), len(number) // 2).tolist()).hex() == number
-        except RuntimeError:  # of torch: there is no such file, or it is not ours, or shorter
+            # in another container, the process of this number may have opened a pipe, on which opening waits
+            is_file = Path(f"/proc/{process}/fd/{file}").is_file()
+            return is_file and bytes(_mapped(int(process), int(file), len(number) // 2).tolist()).hex() == number
+        except (OSError, RuntimeError):  # it is not ours, or torch finds it shorter
             return False
 
 

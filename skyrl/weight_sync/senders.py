@@ -1,5 +1,6 @@
-"""The learner's end of each transport: takes the weights one by one and sends them with their digests, over gloo, as
-files, or through the weight transfer of vLLM or SGLang: NCCL between GPUs, CUDA IPC on shared ones.
+"""The learner's end of each transport: takes the weights one by one and sends them with their digests, through shared
+memory or over gloo, as files, or through the weight transfer of vLLM or SGLang: NCCL between GPUs, CUDA IPC on shared
+ones.
 
 A sender runs where the weights are gathered, in the process of the learner's first rank, so it can be pickled.
 """

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -34,6 +35,8 @@ def test_a_public_name_is_typed_and_documented(name: str) -> None:
             parameter for parameter in inspect.signature(function).parameters.values() if parameter.name != "self"
         ]
         assert all(parameter.annotation is not inspect.Parameter.empty for parameter in parameters), function
+    if inspect.isfunction(member):
+        assert get_type_hints(member).keys() > {"return"}  # which names can be looked up outside of type checkers, too
 
 
 def test_another_name_does_not_exist() -> None:

@@ -229,6 +229,7 @@ WRITERS = {
     "starter/pretrained.py": "a temporary folder",
     "inference/adapters.py": "a temporary folder",
     "weight_sync/senders.py": "weights on their way to engines",
+    "weight_receiver/transfer_group.py": "memory without a name",
     "learners/cpu_adam.py": "a lock of DeepSpeed's compiler",
     "learners/profiling.py": "a table for people beside torch's own trace",
     "runs/run_owner.py": "the owner of a lock",

@@ -130,10 +130,12 @@ def test_a_file_of_prompts_that_is_missing_is_reported_before_a_model_is_looked_
         CliRunner().invoke(cli, ["data", "show", *words], standalone_mode=False, catch_exceptions=False)
 
 
-def inspected(*words: str) -> dict[str, Any]:
+def inspected(*words: str, exit_code: int = 0) -> dict[str, Any]:
     result = CliRunner().invoke(cli, ["data", "inspect", *words, "--json"])
-    assert result.exit_code == 0, result.output
-    report: dict[str, Any] = json.loads(result.stdout)["result"]
+    assert result.exit_code == exit_code, result.output
+    output = json.loads(result.stdout)
+    assert output["ok"] is (exit_code == 0)
+    report: dict[str, Any] = output["result"]
     return report
 
 
@@ -145,13 +147,14 @@ def test_the_prompts_of_a_run_are_counted_as_the_run_reads_them(nano: Path, tmp_
     held_out = write(tmp_path / "held_out.jsonl", [rows[1], long])
     values = overrides(nano, tmp_path, data__train_data=[train, "lost.jsonl"], data__val_data=[held_out])
     file = toml_file(tmp_path / "run.toml", values)
-    first, lost, other = inspected(file)["sources"]
+    report = inspected(file, exit_code=2)  # one source is lost
+    first, lost, other = report["sources"]
     same = len(rows) - len({json.dumps(row["prompt"]) for row in rows})
     assert (first["used"], first["too_long"], len(first["bad"])) == (5, 1, 1)
     assert first["repeated"] == 1 + same
     assert first["columns"]["prompt"] == "list" and first["tokens"]["longest"] > first["bound"] == 16
     assert lost["refused"].startswith("there is no data file lost.jsonl")
-    assert (other["part"], other["used"], inspected(file)["overlap"]) == ("validation", 1, 1)
+    assert (other["part"], other["used"], report["overlap"]) == ("validation", 1, 1)
     output = CliRunner().invoke(cli, ["data", "inspect", file]).output
     assert "  rows      7, of which 5 are used\n" in output
     assert "1 have more than trainer.max_prompt_length = 16 tokens and are left out" in output

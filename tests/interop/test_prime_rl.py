@@ -151,6 +151,7 @@ def test_opsd_is_the_policy_with_a_demonstration(tmp_path: Path) -> None:
         ({"trainer__loss": {"kl_tau": 1e-3}}, "trainer.loss.kl_tau", "the square of the log-ratio"),
         ({"trainer__loss": {"type": "ipo"}}, "trainer.loss.type", "the loss ipo"),
         ({"trainer__optim": {"type": "sgd"}}, "trainer.optim.type", "SGD with momentum"),
+        ({"trainer__scheduler": {"type": ["linear"]}}, "trainer.scheduler.type", "the schedule ['linear']"),
         ({"orchestrator__token_batch_size": 5}, "orchestrator.token_batch_size", "batches counted in tokens"),
         ({"seq_len": 64}, "seq_len", "prompt and answer together"),
         ({"resume": {"step": 5}}, "resume.step", "cannot be resumed here"),

@@ -26,6 +26,10 @@ TRICKS: dict[str, tuple[dict[str, Any], str]] = {
         "_attn_implementation_internal is an internal setting",
     ),
     "code of a part": ({"text_config": {"auto_map": {"AutoConfig": "x.Y"}}}, "text_config.auto_map names classes"),
+    "code of a part of several kinds": (
+        {"text_config": {"model_type": ["qwen2"], "auto_map": {"AutoConfig": "x.Y"}}},
+        "text_config.auto_map names classes",
+    ),
     "code of another repository": ({"auto_map": {"AutoModelForCausalLM": "own/er--x.Y"}}, "auto_map names classes"),
     "code of an unknown kind": ({"model_type": "mine", "auto_map": {"AutoConfig": "x.Y"}}, "auto_map names classes"),
 }

@@ -97,7 +97,7 @@ def test_the_mark_of_no_special_token_stays_text(number: int) -> None:
 
 
 def test_every_process_has_placeholders_of_its_own() -> None:
-    program = "from skyrl.chats import ends, rendering; print(ends.ANSWER, rendering._MARK)"
+    program = "from skyrl.chats import rendering, spans; print(spans.ANSWER, rendering._MARK)"
     words = [subprocess.check_output([sys.executable, "-c", program], text=True).split() for _ in range(2)]
     assert len({*words[0], *words[1]}) == 4
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from skyrl.chats.examples import ADD
 from skyrl.envs import Env, EnvStep, register
 from skyrl.envs.tools import Tool, ToolEnv
-from skyrl.rollout.template_check import check_template
+from skyrl.rollout.template_check import TOOL, check_template
 from tests.chats.corpus import tokenizer_of as shipped
 from tests.rollout.chats import Says, chat_tokenizer, generator, play, prompt
 from tests.rollout.families import FAMILIES
@@ -93,7 +92,7 @@ def test_the_checker_says_which_formats_change_a_call_of_a_tool(name: str) -> No
 
 
 class Sums(ToolEnv):
-    tools = (Tool(name="add", description="Add.", parameters=ADD["function"]["parameters"], run=lambda a, b: a + b),)
+    tools = (Tool(name="add", description="Add.", parameters=TOOL["function"]["parameters"], run=lambda a, b: a + b),)
 
     def judge(self, answer: str) -> EnvStep:
         observations = ({"role": "user", "content": "Are you sure?"},)

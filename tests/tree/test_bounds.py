@@ -197,7 +197,7 @@ def test_a_configuration_and_its_fingerprint_are_the_stored_form_with_or_without
 
 WHOLE = {
     # what reads a whole file without a bound, and whose file it is
-    "commands": "answers that this call has sampled",
+    "source": "answers that this call has sampled",
     "confinement": "/proc",
     "arrow_files": "data that the user's own configuration names",
     "code_digests": "code that the user's own configuration names",

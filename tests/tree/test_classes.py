@@ -306,3 +306,20 @@ def test_what_a_field_asks_of_attrs_in_vain_is_refused_by_name(argument: str, kw
         @frozen
         class Asking:
             name: str = attribute
+
+
+def test_a_default_that_cannot_be_made_is_tried_once() -> None:
+    made = []
+
+    def default() -> int:
+        made.append(1)
+        raise TypeError("no number")
+
+    @frozen
+    class Broken:
+        number: int = attrs.field(factory=default)
+
+    with pytest.raises(TypeError, match="no number") as caught:
+        Broken()
+    assert made == [1]
+    assert caught.value.__context__ is None

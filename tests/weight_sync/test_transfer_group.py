@@ -7,6 +7,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def store() -> TCPStore:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
 
 
-def group(port: int, rank: int, size: int, timeout: float = 60) -> TransferGroup:
+def group(port: int, rank: int, size: int, timeout: float = 240) -> TransferGroup:
     return TransferGroup(host="127.0.0.1", port=port, name="one", rank=rank, size=size, timeout=timeout)
 
 
@@ -53,7 +54,7 @@ def test_processes_of_one_machine_share_memory() -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         receivers = [pool.apply_async(received, [group(driver.port, rank, 3)]) for rank in (1, 2)]
         assert sent(group(driver.port, 0, 3)) is MemoryChannel
-        for kind, messages in (receiver.get(60) for receiver in receivers):
+        for kind, messages in (receiver.get(240) for receiver in receivers):
             assert kind is MemoryChannel
             torch.testing.assert_close(messages, [torch.cat(parts) for parts in MESSAGES])
     assert memory_files() == []
@@ -66,7 +67,7 @@ def test_all_members_use_gloo_if_one_cannot_map_memory(monkeypatch: pytest.Monke
     with ThreadPoolExecutor(2) as threads:
         receivers = [threads.submit(received, group(driver.port, rank, 3)) for rank in (1, 2)]
         assert sent(group(driver.port, 0, 3)) is GlooChannel
-        for kind, messages in (receiver.result(60) for receiver in receivers):
+        for kind, messages in (receiver.result(240) for receiver in receivers):
             assert kind is GlooChannel
             torch.testing.assert_close(messages, [torch.cat(parts) for parts in MESSAGES])
 
@@ -79,6 +80,49 @@ def test_only_the_number_in_memory_proves_that_it_is_shared() -> None:
         assert not MemoryOffer.is_readable(f"{process} 999999 {number}")
     assert not MemoryOffer.is_readable(offer.text)
     assert not MemoryOffer.is_readable("")
+
+
+def test_a_pipe_at_the_offered_place_is_not_waited_for() -> None:
+    reading, writing = os.pipe()
+    os.close(writing)  # opening the other end would wait for a writer
+    assert not MemoryOffer.is_readable(f"{os.getpid()} {reading} {'00' * 16}")
+    os.close(reading)
+
+
+def test_all_members_use_gloo_if_files_in_memory_are_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(name: str) -> int:
+        raise PermissionError(name)
+
+    monkeypatch.setattr(os, "memfd_create", refuses)
+    driver = store()
+    with ThreadPoolExecutor(1) as threads:
+        receiver = threads.submit(received, group(driver.port, 1, 2))
+        assert sent(group(driver.port, 0, 2)) is GlooChannel
+        assert receiver.result(240)[0] is GlooChannel
+
+
+def test_the_sender_names_the_members_that_take_no_more_weights() -> None:
+    driver, over = store(), Event()
+
+    def takes_one_message() -> None:
+        with group(driver.port, 1, 2).join() as channel:
+            channel.receive_bytes()
+            over.wait(240)
+
+    def sends_two_messages() -> None:
+        with group(driver.port, 0, 2).join() as channel:
+            assert isinstance(channel, MemoryChannel)
+            channel.send_bytes(*MESSAGES[0])
+            channel._timeout = 0.1
+            channel.send_bytes(*MESSAGES[0])
+
+    with ThreadPoolExecutor(1) as threads:
+        receiver = threads.submit(takes_one_message)
+        with pytest.raises(WeightSyncError, match=r"members \[1\] have not taken weights that were sent"):
+            sends_two_messages()
+        over.set()
+        receiver.result(240)
+    assert memory_files() == []
 
 
 def test_a_receiver_that_fails_ends_the_waiting_of_the_sender() -> None:
@@ -94,5 +138,5 @@ def test_a_receiver_that_fails_ends_the_waiting_of_the_sender() -> None:
         with pytest.raises(WeightSyncError, match="no room"):
             sent(group(driver.port, 0, 2))
         with pytest.raises(WeightSyncError, match="no room"):
-            receiver.result(60)
+            receiver.result(240)
     assert memory_files() == []

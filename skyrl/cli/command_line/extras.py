@@ -20,7 +20,8 @@ def require_packages(command: str, extra: str, *modules: str) -> None:
 
 def missing_package(error: ModuleNotFoundError) -> str | None:
     """The message for a package that one of skyrl's extras installs; None for any other module."""
-    package, distribution = (error.name or "").partition(".")[0], installed()
+    package = (error.name or "").partition(".")[0]
+    distribution = installed()
     required = map(_REQUIREMENT.match, (distribution and distribution.requires) or ())
     extras = [match[2] for match in required if match and match[1].lower().replace("-", "_") == package]
     extras = [extra for extra in extras if extra not in _FOR_DEVELOPERS]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -50,12 +51,14 @@ def print_result(result: object, *, ok: bool = True, problems: Sequence[Problem]
     click.echo(json.dumps(output, indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def print_either(result: object, text: str, *, as_json: bool) -> None:
-    """Print what a command found: the object of `--json`, or the text."""
+def print_either(result: object, text: str, *, as_json: bool, ok: bool = True) -> None:
+    """Print what a command found: the object of `--json`, or the text. Unless it is `ok`, the command exits with 2."""
     if as_json:
-        print_result(result)
+        print_result(result, ok=ok)
     else:
         click.echo(text)
+    if not ok:
+        sys.exit(2)
 
 
 def print_usage_error(error: click.UsageError) -> None:

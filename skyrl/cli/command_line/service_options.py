@@ -27,6 +27,7 @@ def port_option(default: int) -> Callable[[Callable[..., Any]], Callable[..., An
 NAMES = click.option(
     "--names", envvar="SKYRL_NAMES", metavar="STORE", help="Name store: nfs:FOLDER, etcd:HOST:PORT or ray:ADDRESS."
 )
+"""Option of commands that publish an address."""
 
 
 def name_options(function: Callable[..., Any]) -> Callable[..., Any]:

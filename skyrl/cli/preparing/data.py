@@ -27,7 +27,7 @@ def inspect(arguments: tuple[str, ...], as_json: bool) -> None:
     """Report what the sources of a run hold.
 
     For each source: columns, lengths in tokens after the chat template, which rows are left out and why, and which
-    occur twice; then the validation rows that are also trained on.
+    occur twice; then the validation rows that are also trained on. Exits with 2 if the run would refuse a source.
     """
     run = compose_arguments(arguments).config
     from attrs import asdict
@@ -35,7 +35,8 @@ def inspect(arguments: tuple[str, ...], as_json: bool) -> None:
     from skyrl.tools.data_report import data_report, text_of
 
     report = data_report(run)
-    print_either(asdict(report), text_of(report), as_json=as_json)
+    usable = not any(source.refused for source in report.sources)
+    print_either(asdict(report), text_of(report), as_json=as_json, ok=usable)
 
 
 @data.command(

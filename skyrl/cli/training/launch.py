@@ -80,7 +80,8 @@ def _start(
     from skyrl.launchers.prepared import Prepared
 
     files, overrides = split_words(arguments)
-    cluster, checks = read_cluster(cluster_file, settings), (folders_belong_to_run,)
+    cluster = read_cluster(cluster_file, settings)
+    checks = (folders_belong_to_run,)
     prepared = Prepared(target, files, overrides, cluster, environ=os.environ, strict=strict, also=checks)
     for line in prepared.remarks:
         click.echo(line, err=True)

@@ -48,12 +48,7 @@ def refuse_other_files(name: str) -> None:
     refusal = _model_at(name) or _rows_in(name)
     if refusal is None and (text := _script_in(name)):
         refusal = _program_message(name, _program_of_script(text), "script")
-        if refusal is None and name.lower().endswith(".py"):
-            hint = f"a reward function is environment.env_class={name}:NAME"
-            refusal = "this is a Python program, not a configuration", hint
-        elif refusal is None:
-            hint = f"skyrl config convert {name} --from skyrl --to run.toml"
-            refusal = "this is a shell script, not a configuration", hint
+        refusal = refusal or _script(name)
     _refuse(name, refusal)
 
 
@@ -132,6 +127,13 @@ def is_prime_rl(tables: object) -> bool:
     return isinstance(tables, Mapping) and _is_rl_of_prime_rl(tables)
 
 
+def _script(name: str) -> tuple[str, str]:
+    if name.lower().endswith(".py"):
+        hint = f"a reward function is environment.env_class={name}:NAME"
+        return "this is a Python program, not a configuration", hint
+    return "this is a shell script, not a configuration", f"skyrl config convert {name} --from skyrl --to run.toml"
+
+
 def _model_at(name: str, *, is_run: bool = True) -> tuple[str, str] | None:
     path = os.path.expanduser(name)
     is_folder = os.path.isdir(path)
@@ -181,6 +183,7 @@ def _recognise_tables(name: str, tables: Mapping[Any, Any], of: str | None) -> t
     if {"run", "resources"} <= top:
         return "this is a task for SkyPilot", "give the configuration that the task starts"
     program = _program_of_tables(top)
+    # Of prime-rl, only configurations of reinforcement learning are converted.
     converted = {**_CONVERTED, "prime-rl": "prime-rl"} if _is_rl_of_prime_rl(top) else _CONVERTED
     refusal = None if _is_of(program, of, converted) else _program_message(name, program, "configuration", converted)
     return refusal and (refusal[0], _table_locations(program, tables) + refusal[1])

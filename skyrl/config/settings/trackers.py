@@ -100,7 +100,8 @@ def lacks_of(
     facts = TRACKERS[name]
     if facts.package and not elsewhere and not is_installed(facts.package):
         yield f"the package {facts.package} is not installed", install_command(facts.extra)
-    mode, home = mode or environ.get(f"{name.upper()}_MODE") or "online", Path(environ.get("HOME", "/"))
+    mode = mode or environ.get(f"{name.upper()}_MODE") or "online"
+    home = Path(environ.get("HOME", "/"))
     has_key = bool(environ.get(facts.key)) or any((home / file).is_file() for file in facts.logins)
     if facts.key and mode not in ("offline", "local", "disabled") and not has_key:
         yield f"{name} needs a key, but none is set", f"set the variable {facts.key}, or run `{name} login`"

@@ -100,10 +100,7 @@ class TorchEngine:
                 "the model's rotary embeddings depend on the longest row of a call: load it with `load_causal_lm`, "
                 "which chooses one set of them"
             )
-        positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        if max_model_len is None and positions is None:
-            raise ModelError(f"{type(model).__name__} does not state its context length: set max_model_len")
-        self._max_model_len = max_model_len or positions or 0
+        self._max_model_len = max_model_len or _positions(model)
         self._causal_lm: CausalLM = CausalLM(
             model,
             kept_bytes=0 if deterministic else prefix_bytes,
@@ -337,6 +334,14 @@ def load_torch_engine(
     for name, folder in adapters.items():
         engine.add_stored_adapter(name, Path(folder).expanduser())
     return engine
+
+
+def _positions(model: PreTrainedModel) -> int:
+    """Largest number of tokens in a sequence of this model. Raises `ModelError` if its configuration has none."""
+    positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is None:
+        raise ModelError(f"{type(model).__name__} does not state its context length: set max_model_len")
+    return positions
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: ChatTokenizer) -> tuple[int, ...]:

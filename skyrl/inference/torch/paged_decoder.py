@@ -328,7 +328,7 @@ class PagedCache(RowCache):
         """Appends the rows of the prompts, in reserved space; returns the first column of each prompt."""
         starts, joined = [], len(self._rows)
         for prompt in prompts:
-            starts.append(self.place(evolve(prompt, layers=())))
+            starts.append(self.place(evolve(prompt, layers=(), experts=None)))
             self._rows += [_Row(starts[-1], prompt.total) for _ in range(prompt.copies)]
         self._write(prompts, joined, self._extend())
         return starts

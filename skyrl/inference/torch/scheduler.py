@@ -135,8 +135,10 @@ class Scheduler:
             self._waiting = deque(job for job in self._waiting if job not in leaving)
             self._running = [job for job in self._running if job not in leaving]
             joining: list[Job] = []
-            while self._fits(sum(len(job.unfinished) for job in joining)):
+            rows = 0
+            while self._fits(rows):
                 joining.append(self._waiting.popleft())
+                rows += len(joining[-1].unfinished)
             self._running += joining
             finished_jobs = await asyncio.get_running_loop().run_in_executor(
                 self._thread, self._advance, batch, leaving, joining

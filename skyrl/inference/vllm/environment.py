@@ -133,7 +133,7 @@ def _end(engine: int | None) -> None:
     multiprocessing that they have mapped: its resource tracker may live longer.
     """
     segments: set[Path] = set()
-    for pid in (engine, os.getpid()):
+    for pid in filter(None, (engine, os.getpid())):
         with contextlib.suppress(OSError):
             lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()
             segments |= {Path("/dev/shm") / line.rpartition("/dev/shm/")[2] for line in lines if " /dev/shm/" in line}

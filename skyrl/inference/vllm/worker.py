@@ -26,7 +26,6 @@ from skyrl.models.files.naming import stored_names
 from skyrl.weight_receiver import vllm_native
 from skyrl.weight_receiver.incoming_weights import (
     IncomingWeights,
-    SharedWeights,
     VLLMNativeWeights,
     Weights,
     acknowledgement,
@@ -94,7 +93,7 @@ class WorkerExtension:
             self.skyrl_logged_reason = True
             _log.info("vLLM rebuilds its layers for new weights: %s", reason)
         in_place = not reason
-        must_copy = not (in_place or isinstance(received, SharedWeights))
+        must_copy = isinstance(received, VLLMNativeWeights) and not in_place
         needs_read_back = in_place and not getattr(self, "skyrl_read_back", False)
         read_back = ReadBack(self.model_runner.get_model()) if needs_read_back else None
 
@@ -149,8 +148,8 @@ def under_all_names(weights: Weights, tied: Mapping[str, str], *, copied: bool) 
     """Each weight with its whole shape, a tied one under its second names too: vLLM would not update a head that is not
     among them.
 
-    Tensors are `copied` where vLLM keeps those of a layer until all of them have arrived: an incoming set makes each
-    tensor valid only until the next one.
+    Tensors are `copied` where vLLM keeps those of a layer until all of them have arrived, in memory that its transfer
+    uses again.
     """
     names: dict[str, list[str]] = {}
     for second, first in tied.items():

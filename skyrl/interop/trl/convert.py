@@ -79,7 +79,7 @@ _DECIDING: dict[str, dict[str, Any]] = {
 _SUPERVISED = {
     "sft": (SFTConfig, supervised.KEYS, supervised.SUPERVISED, supervised.implied_by_chats),
     "reward": (RewardModelConfig, supervised.OF_REWARDS, supervised.SUPERVISED, supervised.implied_by_rows),
-    **dict.fromkeys(PREFERENCES, (PreferenceConfig, supervised.OF_PAIRS, supervised.PAIRS, supervised.implied_by_rows)),
+    **dict.fromkeys(PREFERENCES, (PreferenceConfig, supervised.PAIRS, supervised.OF_PAIRS, supervised.implied_by_rows)),
     "gkd": (SFTConfig, supervised.GKD, supervised.OF_GKD, supervised.implied_by_gkd),
 }
 """Trainer -> the class of our tree, the settings that convert independently, those that depend on others, and what
@@ -139,8 +139,9 @@ def convert_keys(keys: Mapping[str, Any], where: str = "arguments", *, kind: str
 def _system(kind: str, tree: PeerTree) -> System:
     def unknown(key: str, writing: Writing) -> str:
         others = [other for other in kinds_with(key) if other != kind]
-        whose = f"an argument of TRL's {' and '.join(others)}" if others else "not an argument of TRL 1.16 or 0.18"
-        return f"{whose}{';' if others else ':'} its {kind} does not have it"
+        if others:
+            return f"an argument of TRL's {' and '.join(others)}; its {kind} does not have it"
+        return f"not an argument of TRL 1.16 or 0.18: its {kind} does not have it"
 
     grpo = System(
         keys=KEYS,

@@ -236,7 +236,7 @@ def _cut(key: str, value: object, values: Values) -> Translation:
     return unsupported(f"limits of prompt and answer of their own; {_WHOLE}")
 
 
-PAIRS: dict[str, Dependent] = {
+OF_PAIRS: dict[str, Dependent] = {
     **SUPERVISED,
     **dict.fromkeys(
         ("ref_model_mixup_alpha", "ref_model_sync_steps"), lambda key, value, values: Translation(writes={key: value})
@@ -251,7 +251,7 @@ PAIRS: dict[str, Dependent] = {
 }
 """Settings whose meaning depends on others."""
 
-OF_PAIRS: dict[str, Entry] = {
+PAIRS: dict[str, Entry] = {
     **{key: entry for key, entry in KEYS.items() if key not in ("loss_type", "center_rewards_coefficient")},
     "torch_compile": fixed(False, does="off", otherwise="compiling a model that learns from pairs by torch.compile"),
     "beta": numeric("beta"),

@@ -54,7 +54,6 @@ class ScorerGroup(Generic[W_co]):
         self._rows_of_an_item = rows_of_an_item
         self._budget = budget or TokenBudget()
         self._replicas = replicas or Replicas(tuple(range(len(ranks))))
-        self._shapes_of: dict[bool, list[tuple[str, tuple[int, ...]]]] = {}
 
     async def score(self, batch: TrainingBatch) -> Tensor:
         """(B, L) float32: the scores of all rows, as a single worker would compute them."""
@@ -142,6 +141,18 @@ class ScorerGroup(Generic[W_co]):
 
 class LearnerGroup(ScorerGroup[L_co]):
     """The ranks of a model that learns."""
+
+    def __init__(
+        self,
+        ranks: Group[L_co],
+        budget: TokenBudget | None = None,
+        *,
+        replicas: Replicas | None = None,
+        rows_of_an_item: int = 1,
+    ) -> None:
+        """See `ScorerGroup` for the arguments."""
+        super().__init__(ranks, budget, replicas=replicas, rows_of_an_item=rows_of_an_item)
+        self._shapes_of: dict[bool, list[tuple[str, tuple[int, ...]]]] = {}
 
     async def forward_backward(self, batch: TrainingBatch, objective: Objective) -> Metrics:
         """Add the gradient of the objective over the batch to those that `optimizer_step` will use. Gradients of calls

@@ -3,7 +3,8 @@ one role.
 
 Each worker is built from its own configuration and does not know how batches were generated. The strategies, such as
 `fsdp2.py` and `zero/strategy.py`, spread the model; `group.py` lets a driver call all ranks of a role as one learner.
-Methods that compute are collective: all ranks are called, each with the same number of rows.
+Methods that compute are collective: all ranks are called, each with the same number of rows. At the end are two ways to
+call a role: a critic that learns normalized returns, and several teachers on the same ranks.
 """
 
 from __future__ import annotations

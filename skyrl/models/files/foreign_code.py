@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.hub import cached_file
@@ -64,16 +65,20 @@ def _asking(content: object, prefix: str) -> Iterator[tuple[str, str]]:
             yield from _asking(item, f"{prefix}{number}.")
     if not isinstance(content, dict):
         return
-    ignores = content.get("model_type") in CONFIG_MAPPING  # transformers reads no `auto_map` for its own classes
     for key, value in content.items():
         if key.endswith("_internal"):
             yield prefix + key, "is an internal setting of transformers"
         elif key.endswith("_implementation") and any("/" in text for text in _texts(value)):
             yield prefix + key, f"= {value!r} names a repository of kernels"
-        elif key == "auto_map" and (prefix or not ignores or any("--" in text for text in _texts(value))):
+        elif key == "auto_map" and (prefix or not _is_known(content) or any("--" in text for text in _texts(value))):
             yield prefix + key, "names classes that are not those of transformers"
         else:
             yield from _asking(value, f"{prefix}{key}.")
+
+
+def _is_known(config: dict[str, Any]) -> bool:
+    """Whether transformers has its own class for the model, so that it ignores `auto_map`."""
+    return config.get("model_type") in CONFIG_MAPPING
 
 
 def _texts(value: object) -> Iterator[str]:

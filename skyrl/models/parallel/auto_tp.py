@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from skyrl.errors import ModelError, UserError
 from skyrl.installation import package_command
-from skyrl.models.output_head import PlainHead
+from skyrl.models.output_head import PlainHead, output_embeddings
 from skyrl.models.parallel.tensor_parallel import (
     COLUMNS,
     EMBEDDINGS,
@@ -76,7 +76,7 @@ def cut_by_deepspeed(model: nn.Module, mesh: DeviceMesh, field: str) -> dict[str
 def _can_cut_vocabulary(model: Any, size: int) -> bool:
     """Whether the vocabulary divides into equal parts, and no head with a bias shares the embeddings."""
     embeddings: Any = model.get_input_embeddings()
-    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    head: Any = output_embeddings(model)
     ties_biased = head is not None and head.bias is not None and head.weight is embeddings.weight
     return embeddings.num_embeddings % size == 0 and not ties_biased
 

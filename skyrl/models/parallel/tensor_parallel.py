@@ -122,12 +122,14 @@ def _cut_between_whole(module: nn.Module, mesh: DeviceMesh, weight: Shard) -> No
     """Cut a matrix whose inputs and outputs are whole on every rank. By outputs, in any number of them: each rank has
     the rows of some. By inputs: its bias is whole.
     """
+    linear: Any = module
     assert isinstance(module, nn.Linear), "the plan calls it a matrix"
     for name, parameter in list(module.named_parameters()):
         placement = Replicate() if name == "bias" and weight.dim == 1 else Shard(weight.dim)
         own = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
         module.register_parameter(name, nn.Parameter(own, requires_grad=parameter.requires_grad))
-    vars(module)["forward"] = lambda hidden: whole_outputs(hidden, module.weight, module.bias, mesh)
+
+    linear.forward = lambda hidden: whole_outputs(hidden, module.weight, module.bias, mesh)
 
 
 def whole_outputs(inputs: Tensor, matrix: Tensor, bias: Tensor | None, mesh: DeviceMesh) -> Tensor:

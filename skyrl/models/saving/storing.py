@@ -22,6 +22,7 @@ from skyrl.errors import RunError
 from skyrl.models.files.loading import generation_ends, load_tokenizer, model_source
 from skyrl.models.files.meta_model import causal_lm_skeleton
 from skyrl.models.lora import adapter_settings
+from skyrl.models.output_head import output_embeddings
 from skyrl.storage.atomic import atomic_folder
 from skyrl.storage.modes import save_tensors
 from skyrl.tree import FrozenDict
@@ -146,10 +147,10 @@ def _say_whether_tied(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> 
     """Correct `tie_word_embeddings` of the model's configuration if the head is another matrix than the embedding, or
     is not among the weights. A wrong value would make engines ignore the head, or invent one.
     """
-    head = getattr(model, "get_output_embeddings", lambda: None)()
+    head = output_embeddings(model)
     embedding = model.get_input_embeddings()
     names = {module: f"{name}.weight" for name, module in model.named_modules()}
-    if head not in names or embedding not in names or names[embedding] not in weights:
+    if head is None or head not in names or embedding not in names or names[embedding] not in weights:
         return
     head_weight = weights.get(names[head])
     for config in (model.config, model.config.get_text_config()):

@@ -6,6 +6,7 @@
 
 A name has a lease, which its owner renews. A name that is not renewed in time disappears, so that lookups never return
 the address of a dead process. A name belongs to one owner; a second is refused as long as the first is alive.
+`run_under_a_name` runs a server and publishes its address while it runs: `skyrl publish`.
 """
 
 from __future__ import annotations
