@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from skyrl.config.derive.algorithm_facts import estimator_facts, loss_facts
+from skyrl.config.derive.algorithm_facts import (
+    FIELDS_OF_PEER_LOSSES,
+    PARAMETERS_OF_PEER_ESTIMATORS,
+    estimator_facts,
+    loss_facts,
+)
 from skyrl.config.derive.rl_models import POLICY, distills, has_critic, has_reference
 from skyrl.config.derive.rl_models import REFERENCE as REFERENCE_ROLE
 from skyrl.config.derive.sizes import scores_old_logprobs
@@ -12,7 +17,7 @@ from skyrl.config.settings.algorithm import AlgorithmConfig
 from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS, EstimatorFacts
 from skyrl.config.settings.losses import POLICY_LOSSES, LossFacts
 from skyrl.config.settings.root import SkyRLTrainConfig
-from skyrl.tree.rules import Condition, Effect, condition, effects, fields_in, is_given, is_on, is_one
+from skyrl.tree.rules import Condition, Effect, condition, effects, fields_in, is_given, is_on, is_one, join_choices
 
 REFERENCE = Condition(REFERENCE_ROLE.exists_where, has_reference)
 CRITIC = Condition("there is a critic", has_critic)
@@ -29,8 +34,8 @@ def _compares_with_an_old_policy(run: SkyRLTrainConfig) -> bool:
 
 
 @condition(
-    "the ratio pi / pi_old can differ from 1 (several optimizer steps per batch; pi_old from the engine, or scored for "
-    "a KL term in the reward; your own loss, or one that compares with the engine)"
+    "the ratio pi / pi_old can differ from 1 (several optimizer steps per batch, pi_old from the engine, or a KL term "
+    "in the reward; the ratios of rollout_is, of cispo to the engine and of your own loss always can)"
 )
 def _ratio_can_differ_from_1(run: SkyRLTrainConfig) -> bool:
     # With one optimizer step, pi_old is the same forward pass that the policy learns from (`training/objective.py`):
@@ -41,15 +46,16 @@ def _ratio_can_differ_from_1(run: SkyRLTrainConfig) -> bool:
 
 
 _DISCOUNTS = Condition(
-    "the estimator is gae or reinforce++, or there is a critic",
+    "the estimator is gae, reinforce++ or your own in the signature of SkyRL or verl, or there is a critic",
     lambda run: "gamma" in estimator_facts(run.trainer.algorithm).fields or has_critic(run),
 )
 _READS_ADVANTAGES = Condition(
-    "the loss is not online_dpo", lambda run: not loss_facts(run.trainer.algorithm).learns_from_pairs
+    "the loss reads advantages (online_dpo does not)",
+    lambda run: not loss_facts(run.trainer.algorithm).learns_from_pairs,
 )
 
 
-@condition("use_kl_in_reward is true, or use_kl_loss with a loss other than online_dpo")
+@condition("use_kl_in_reward is true, or use_kl_loss with a loss that reads advantages (not online_dpo)")
 def _has_kl_term(run: SkyRLTrainConfig) -> bool:
     algorithm = run.trainer.algorithm
     return algorithm.use_kl_in_reward or (algorithm.use_kl_loss and _READS_ADVANTAGES.holds(run))
@@ -68,8 +74,8 @@ _HAS_OWN_LOSS = Condition("the loss is your own", lambda algorithm: algorithm.po
 def _fields_of_losses() -> Iterator[Effect]:
     """The conditions of the fields that some losses read."""
     for field in dict.fromkeys(field for facts in POLICY_LOSSES.values() for field in facts.fields):
-        also = ", or decoupled with decoupled.dual_clip" if field == "clip_ratio_c" else ""
-        yield _field_of_some(field, "loss", POLICY_LOSSES, loss_facts, also)
+        also = ("decoupled with decoupled.dual_clip",) if field == "clip_ratio_c" else ()
+        yield _field_of_some(field, "loss", POLICY_LOSSES, loss_facts, FIELDS_OF_PEER_LOSSES, also)
 
 
 def _field_of_some(
@@ -77,14 +83,15 @@ def _field_of_some(
     kind: str,
     table: Mapping[str, LossFacts] | Mapping[str, EstimatorFacts],
     facts_of: Callable[[AlgorithmConfig], LossFacts | EstimatorFacts],
-    also: str = "",
+    of_peers: Collection[str],
+    also: Sequence[str] = (),
 ) -> Effect:
-    """The condition of a field that only some entries of a table, losses or estimators, read; `also` are words for what
-    else reads it.
+    """The condition of a field that only some entries of a table, losses or estimators, read. `also` names what else
+    reads it; if `of_peers` has the field, code of the user's own may.
     """
     names = [name for name, facts in table.items() if field in facts.fields]
-    some = names[0] if len(names) == 1 else f"one of {', '.join(names)}"
-    words = f"the {kind} is {some}{also}"
+    own = ["your own in the signature of SkyRL or verl"] if field in of_peers else []
+    words = f"the {kind} is {join_choices([*names, *also, *own], 'or')}"
     return Effect(field, Condition(words, lambda algorithm: field in facts_of(algorithm).fields))
 
 
@@ -121,7 +128,7 @@ _EFFECTS_IN_TABLE: tuple[Effect, ...] = (
     Effect("old_logprobs", _READS_OLD_LOGPROBS),
     Effect("entropy_loss_coef", is_on("use_entropy_loss")),
     *(
-        _field_of_some(field, "estimator", ADVANTAGE_ESTIMATORS, estimator_facts)
+        _field_of_some(field, "estimator", ADVANTAGE_ESTIMATORS, estimator_facts, PARAMETERS_OF_PEER_ESTIMATORS)
         for field in ("grpo_norm_by_std", "lambd", "whiten_advantages")
     ),
     Effect("advantage", _HAS_OWN_ESTIMATOR),
