@@ -586,7 +586,7 @@ def _offered_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Seque
             env.close()
 
     with event_loop() as run_until_done:
-        tools, _ = run_until_done(calls(who, offered))
+        tools: Sequence[Mapping[str, Any]] = run_until_done(calls(who, offered))[0]
     return tools
 
 

@@ -16,7 +16,7 @@ from skyrl.errors import Problem
 from skyrl.tree import differences, get_at
 from skyrl.tree.masking import HIDDEN
 from skyrl.tree.origins import Origin, Origins, dotted, place_of, written_paths
-from skyrl.tree.rules import find_problems, outcome, touches
+from skyrl.tree.rules import Condition, find_problems, paths_read, touches
 
 
 def check(config: RunConfig, origins: Origins | None = None, broken: Collection[str] = ()) -> list[Problem]:
@@ -64,6 +64,13 @@ def has_effect(run: RunConfig, path: str) -> bool:
     kind = kind_of(run)
     unknown = kind.unread_code(run)
     return all(outcome(effect.condition, run, unknown) is not False for effect in kind.effects if effect.covers(path))
+
+
+def outcome(condition: Condition, config: object, unknown: Collection[str]) -> bool | None:
+    """Whether the condition holds; None if it reads one of the `unknown` paths."""
+    if unknown and touches(paths_read(condition.holds, config), unknown):
+        return None
+    return condition.holds(config)
 
 
 def _changed(run: RunConfig) -> Origins:

@@ -12,6 +12,7 @@ from attrs import frozen
 
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.foundation.foreign_names import names_elsewhere
+from skyrl.config.loading.check import outcome
 from skyrl.config.loading.kinds import kind_of
 from skyrl.config.loading.migrations import MIGRATIONS
 from skyrl.errors import ConfigError, Problem
@@ -22,7 +23,7 @@ from skyrl.tree.dump import flatten, public_value, stored_value
 from skyrl.tree.masking import is_secret_name, masked
 from skyrl.tree.migrations import current_path
 from skyrl.tree.origins import Origins, Path, dotted, place_of
-from skyrl.tree.rules import outcome, paths_read, touches
+from skyrl.tree.rules import paths_read, touches
 from skyrl.tree.suggestions import suggestion
 from skyrl.tree.types import describe, is_mapping
 from skyrl.tree.validators import requirement_of
