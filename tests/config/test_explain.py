@@ -177,4 +177,5 @@ def test_the_reference_page_has_every_leaf() -> None:
 def test_the_section_of_one_field_says_what_the_page_does() -> None:
     section = reference_section(SkyRLTrainConfig(), "trainer.algorithm.lambd")
     assert section in reference_page(SkyRLTrainConfig())
-    assert section.endswith("Acts only when the estimator is gae and the loss is not online_dpo.\n")
+    needed = "advantages are needed (the loss is not cross_entropy or online_dpo, or there is a critic)"
+    assert section.endswith(f"Acts only when the estimator is gae and {needed}.\n")
