@@ -60,14 +60,10 @@ def linear_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
     return {name: (item.out_features, item.in_features) for name, item in linear.items()}
 
 
-def apply_adapter(model: nn.Module, adapter: Adapter) -> None:
-    """Make the model compute with this adapter beside its own weights, after all of it has arrived.
-
-    Raises `WeightSyncError`, with the old adapter in place, if it does not fit or a tensor is lost in transit; also if
-    the layers do not hold what arrived.
+def apply_updates(model: nn.Module, updates: Mapping[str, LowRank]) -> None:
+    """Make the model compute with these `received_updates` beside its own weights. Raises `WeightSyncError` if its
+    layers then do not hold what arrived.
     """
-    refuse_foreign(adapter, linear_layers(model))
-    updates = _received_updates(adapter)
     set_updates(model, updates)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     layer_updates = dict(zip(layers, of_layers(list(layers.values())), strict=True))
@@ -80,9 +76,8 @@ def updates_of(model: nn.Module, adapter: Adapter, number: int) -> Updates:
     """The adapter for the layers of this model, in their type and on their device, which is not changed. Raises
     `WeightSyncError` if it does not fit.
     """
-    refuse_foreign(adapter, linear_layers(model))
     layers = {}
-    for name, update in _received_updates(adapter).items():
+    for name, update in received_updates(model, adapter).items():
         layer = model.get_submodule(name)
         assert isinstance(layer, nn.Linear)
         layers[layer] = LowRank(update.a.to(layer.weight), update.b.to(layer.weight))
@@ -100,8 +95,11 @@ def stored_adapter(folder: Path, where: str, layers: Mapping[str, tuple[int, int
     return adapter
 
 
-def _received_updates(adapter: Adapter) -> dict[str, LowRank]:
-    """The update of each module, by name, after all of it has arrived."""
+def received_updates(model: nn.Module, adapter: Adapter) -> dict[str, LowRank]:
+    """The update of each module of this model, which is not changed, by name, after all of it has arrived. Raises
+    `WeightSyncError` if it does not fit, or a tensor is lost or changed in transit.
+    """
+    refuse_foreign(adapter, linear_layers(model))
     received, updates = received_tensors(adapter), {}
     for name, a in received.items():
         match = _NAME.fullmatch(name)

@@ -235,12 +235,14 @@ class InferenceEngine(Protocol):
 
     async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
         """Replace all weights, drop every cache computed from the old ones (except what a pause keeps) and adopt
-        `version`. Returns True if this library's own code has compared the weights with their digests and loaded them,
-        and False if the engine only promises to have loaded them.
+        `version`. Returns True if this library's own code has loaded the weights, after it compared those that
+        travelled with their digests, and False if the engine only promises to have loaded them.
 
         Called while paused. Names are those of the Hugging Face state dict without tied duplicates. Raises
         `WeightSyncError` if a name is missing or unknown, a shape differs, or bytes were changed in transit. The engine
-        then keeps the old weights or, if it had started to replace them, refuses all work from then on.
+        then keeps the old weights or, if it had started to replace them, samples nothing from then on: requests raise
+        `WeightSyncError` until a complete set has been loaded (an external server is not given another one). Raises
+        `ProcessError` if the engine is dead.
         """
 
     async def add_adapter(self, name: str, adapter: Adapter) -> None:

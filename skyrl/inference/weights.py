@@ -8,15 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from skyrl.errors import WeightSyncError
-from skyrl.weight_receiver.incoming_weights import IncomingWeights, SharedWeights, WeightInfo, summarize_problems
+from skyrl.weight_receiver.incoming_weights import IncomingWeights, WeightInfo, summarize_problems
 
 
-def replace_weights(model: nn.Module, incoming: IncomingWeights) -> None:
-    """Copies a complete set of weights into `model`, cast to its types, after all of it has arrived.
+def received_weights(model: nn.Module, incoming: IncomingWeights) -> dict[str, Tensor]:
+    """A complete set of weights for `model`, which is not changed, by the names of `model.state_dict()`.
 
-    Names are those of `model.state_dict()`. A tied tensor may come under any of its names, or under several if they
-    agree. Raises `WeightSyncError`, with the old weights untouched, if a name is missing, unknown or sent twice, a
-    shape differs, or a tensor is lost or changed in transit; also if the parameters are not those that arrived.
+    A tied tensor may come under any of its names, or under several if they agree. Raises `WeightSyncError` if a name is
+    missing, unknown or sent twice, a shape differs, or a tensor is lost or changed in transit.
     """
     state: dict[str, Tensor] = model.state_dict(keep_vars=True)
     names: dict[int, list[str]] = {}
@@ -25,9 +24,16 @@ def replace_weights(model: nn.Module, incoming: IncomingWeights) -> None:
     tied = list(names.values())  # all names of each tensor
     _refuse([*_unusable(state, incoming.weights), *_missing(tied, {info.name for info in incoming.weights})])
     with incoming.open() as weights:
-        # A tensor that comes from another process is only valid until the next one arrives.
-        received = {name: tensor if isinstance(incoming, SharedWeights) else tensor.clone() for name, tensor in weights}
+        received = dict(weights)
     _refuse([*_missing(tied, received), *_contradictions(tied, received)])
+    return received
+
+
+def replace_weights(model: nn.Module, received: Mapping[str, Tensor]) -> None:
+    """Copies `received_weights` into `model`, cast to its types. Raises `WeightSyncError` if the parameters are then
+    not those that arrived.
+    """
+    state: dict[str, Tensor] = model.state_dict(keep_vars=True)
     with torch.no_grad():
         for name, tensor in received.items():
             state[name].copy_(tensor)

@@ -342,6 +342,13 @@ def paths_read(function: Callable[[Any], Any], config: object) -> set[str]:
     return reads
 
 
+def outcome(condition: Condition, config: object, unknown: Collection[str]) -> bool | None:
+    """Whether the condition holds; None if it reads one of the `unknown` paths."""
+    if unknown and touches(paths_read(condition.holds, config), unknown):
+        return None
+    return condition.holds(config)
+
+
 def itself(config: T) -> T:
     """The plain tree behind the one that a rule or check receives, for checks that try changes of it once they have
     read what decides. Nothing of it counts as read.

@@ -57,8 +57,9 @@ class IncomingWeights(Protocol):
         """Name and value of each weight, with its whole shape, as it is received, on the CPU or on the device that the
         transport delivers to.
 
-        A tensor is only valid until the next one is requested. The iterator raises `WeightSyncError` for bytes that
-        differ from those sent, for a missing weight, and if the sender is gone.
+        A tensor stays valid as long as it is held, and must not be changed: its memory may be the sender's. The
+        iterator raises `WeightSyncError` for bytes that differ from those sent, for a missing weight, and if the sender
+        is gone.
         """
 
 

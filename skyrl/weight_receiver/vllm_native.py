@@ -45,6 +45,7 @@ def receive(worker: Any, index: int, incoming: VLLMNativeWeights, expand: Callab
                         content["rank_offset"] = incoming.group.rank
                     worker.init_weight_transfer_engine(content)
                 case "start":
+                    worker._weight_update_active = False  # vLLM would not begin another update after one that was cut
                     worker.start_weight_update()
                 case "update":
                     with _watched(worker.model_runner.get_model(), received, expand):

@@ -37,13 +37,14 @@ class WeightSync:
         """`on_version` is called with each version from which the engines now sample. Engines receive the first
         version, every version divisible by `interval`, and those that `catch_up` requests. The canary compares after
         the first transfer, after every `canary_interval`th later one, after every transfer in which new engines take
-        part, and after each one that engines only promise to have loaded. `until_stopped` waits for a transfer, and
-        gives it up if the run has to stop before it is done.
+        part, after one that had to be repeated, and after each one that engines only promise to have loaded.
+        `until_stopped` waits for a transfer, and gives it up if the run has to stop before it is done.
         """
         self._source, self._client, self._transport, self._canary = source, client, transport, canary
         self._on_version, self._interval = on_version, interval
         self._canary_interval, self._until_stopped = canary_interval, until_stopped
         self._newest, self._sent_version, self._transfers = 0, -1, 0
+        self._must_compare = False  # engines are new, or may have received a part of the weights twice
 
     async def publish(self, version: int) -> Metrics:
         """Announce that the learner's weights now are `version`, and transfer them if a transfer is due."""
@@ -99,14 +100,15 @@ class WeightSync:
 
     async def _send_and_compare(self, version: int) -> Metrics:
         """Send and compare. If the last engine dies meanwhile, start again with the engine that replaces it."""
-        are_new = False
         while True:
-            are_new = await self._client.admit_started() or are_new
+            self._must_compare = await self._client.admit_started() or self._must_compare
             try:
                 await self._send_to_those_left(version)
-                if are_new or self._client.only_promised or self._transfers % self._canary_interval == 0:
-                    return await self._client.inspect(lambda engines: self._compare(engines, version))
-                return {}
+                metrics: Metrics = {}
+                if self._must_compare or self._client.only_promised or self._transfers % self._canary_interval == 0:
+                    metrics = await self._client.inspect(lambda engines: self._compare(engines, version))
+                self._must_compare = False
+                return metrics
             except (ProcessError, WeightSyncError):
                 if self._client.in_service:
                     raise
@@ -122,6 +124,7 @@ class WeightSync:
             try:
                 return await self._transport.send(self._source, self._client, version)
             except (ProcessError, WeightSyncError) as error:
+                self._must_compare = True
                 if self._client.in_service not in (serving, ()):
                     continue
                 if isinstance(error, WeightSyncError) and serving == self._client.in_service:

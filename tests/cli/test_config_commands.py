@@ -21,7 +21,7 @@ from skyrl.config import SkyRLTrainConfig, load
 from skyrl.config.cluster import load_cluster
 from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.config.loading.stored import stored_form
-from skyrl.errors import ConfigError
+from skyrl.errors import ConfigError, UserError
 from tests.config.leaves import LEAVES
 
 RUN = '[trainer]\ndevice = "cpu"\nlogger = "console"\nepochs = 2\n\n[generator.inference_engine]\nbackend = "torch"\n'
@@ -65,6 +65,20 @@ def test_origins_stand_beside_the_values(run_toml: Path) -> None:
     [epochs] = [line for line in lines if line.startswith("trainer.epochs = ")]
     [seed] = [line for line in lines if line.startswith("trainer.seed = ")]
     assert (epochs.split("#")[1].strip(), seed.split("#")[1].strip()) == ("run.toml:4", "argument 1")
+
+
+def test_sparse_and_origins_show_what_was_written_and_where(run_toml: Path) -> None:
+    lines = said("show", "run.toml", "trainer.seed=7", "--sparse", "--origins").splitlines()
+    assert [line.split(" = ")[0] for line in lines] == [
+        *("trainer.device", "trainer.seed", "trainer.epochs", "trainer.logger", "generator.inference_engine.backend"),
+    ]
+    assert lines[1].startswith("trainer.seed = 7 ") and lines[1].endswith("# argument 1")
+
+
+@pytest.mark.parametrize("option", ["--written", "--sparse", "--origins"])
+def test_derived_values_are_shown_alone(option: str, run_toml: Path) -> None:
+    result = CliRunner().invoke(cli, ["config", "show", "run.toml", "--derived", option])
+    assert isinstance(result.exception, UserError) and option in str(result.exception)
 
 
 def test_what_was_derived_is_shown_with_its_reason(run_toml: Path) -> None:

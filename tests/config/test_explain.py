@@ -9,7 +9,7 @@ import pytest
 
 from skyrl.cli.preparing.config import explanation_text
 from skyrl.config import ConfigError, load
-from skyrl.config.loading.check import has_effect
+from skyrl.config.loading.check import has_effect, without_effect
 from skyrl.config.loading.explain import Explanation, explain
 from skyrl.config.loading.kinds import KINDS, kind_named, kind_of, root_of
 from skyrl.config.loading.reference import reference_page, reference_section
@@ -17,6 +17,7 @@ from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.tree import get_at
 from skyrl.tree.classes import table_paths
+from skyrl.tree.imports import following
 from skyrl.tree.rules import paths_read
 from tests.config.leaves import LEAVES
 from tests.long_cases import long_except
@@ -97,10 +98,39 @@ def test_a_former_name_is_explained_by_the_current_one() -> None:
 def test_a_field_says_when_it_acts() -> None:
     off = explained("trainer.algorithm.kl_loss_coef", "trainer.algorithm.use_kl_loss=false")
     assert (off.acts_when, off.acts) == (
-        "use_kl_in_reward is true, or use_kl_loss with a loss other than online_dpo",
+        "use_kl_in_reward is true, or use_kl_loss with a loss that is not one of pairs (online_dpo is)",
         False,
     )
     assert explained("trainer.algorithm.kl_loss_coef").acts
+
+
+@pytest.mark.parametrize(
+    ("field", "acts", "named"),
+    [
+        ("eps_clip_high", None, ("mine.py:loss",)),
+        ("lambd", None, ("mine.py:estimator",)),
+        ("gamma", None, ("mine.py:estimator",)),
+        ("max_importance_ratio", None, ("mine.py:loss",)),
+        ("kl_loss_coef", None, ("mine.py:loss",)),
+        ("sapo.tau_pos", False, ()),
+        ("policy_loss", True, ()),
+    ],
+)
+def test_what_code_decides_that_was_not_imported_is_not_known(
+    field: str, acts: bool | None, named: tuple[str, ...]
+) -> None:
+    path, own = "trainer.algorithm.", ("policy_loss_type=mine.py:loss", "advantage_estimator=mine.py:estimator")
+    overrides = [path + setting for setting in (*own, "eps_clip_high=0.28", "lambd=0.5", "sapo.tau_pos=2")]
+    with following("nothing"):
+        loaded = load((), overrides)
+        run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
+        explanation = explain(path + field, run, origins)
+        told = [problem.path for problem in without_effect(run, origins)]
+        assert has_effect(run, path + field) is (acts is not False)
+    assert (explanation.acts, set(explanation.unread_code)) == (acts, {*named})
+    assert told == [path + "sapo"]
+    verdict = f"not known here, since {' and '.join(explanation.unread_code)} was not imported."
+    assert (acts is None) is explanation_text(explanation).partition("\n\nChecks")[0].endswith(verdict)
 
 
 @pytest.mark.long
@@ -125,7 +155,7 @@ def test_an_explanation_and_the_warning_of_idle_fields_agree(backend: str) -> No
     [
         ("lambd", "the estimator is gae"),
         ("grpo_norm_by_std", "the estimator is grpo"),
-        ("clip_ratio_c", "the loss is dual_clip, or decoupled with decoupled.dual_clip"),
+        ("clip_ratio_c", "the loss is dual_clip, decoupled with decoupled.dual_clip or your own in"),
     ],
 )
 def test_the_estimators_and_losses_that_read_a_field_are_named(field: str, when: str) -> None:
@@ -177,5 +207,6 @@ def test_the_reference_page_has_every_leaf() -> None:
 def test_the_section_of_one_field_says_what_the_page_does() -> None:
     section = reference_section(SkyRLTrainConfig(), "trainer.algorithm.lambd")
     assert section in reference_page(SkyRLTrainConfig())
-    needed = "advantages are needed (the loss is not cross_entropy or online_dpo, or there is a critic)"
-    assert section.endswith(f"Acts only when the estimator is gae and {needed}.\n")
+    own = "your own in the signature of SkyRL or verl"
+    read = "advantages or returns are read (cross_entropy and online_dpo read none, a critic does)"
+    assert section.endswith(f"Acts only when the estimator is gae or {own} and {read}.\n")

@@ -1,4 +1,7 @@
-"""Derivation: what follows is filled in, by rules that say what they read, and nothing written is changed."""
+"""Derivation: what follows is filled in, by rules that say what they read, and nothing written is changed.
+
+The seeds are versions of SkyRL, whose configuration skyrl reads.
+"""
 
 from __future__ import annotations
 

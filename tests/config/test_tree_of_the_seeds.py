@@ -1,5 +1,7 @@
 """Every field of the seeds' tree is in ours, under its name, with its type and its default.
 
+The seeds are versions of SkyRL, whose configuration skyrl reads.
+
 The facts are in `skyrl_config_fields.json` (see `--reference`).
 """
 

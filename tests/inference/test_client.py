@@ -385,14 +385,17 @@ async def test_the_engine_that_ended_is_named_and_not_the_one_that_missed_it() -
         await engine_client.load_weights([weights("y")] * 2, version=1)
 
 
-async def test_engines_that_wait_for_one_that_died_are_told_and_awaited() -> None:
+@pytest.mark.parametrize("fault", [ProcessError("b died"), WeightSyncError("b refuses"), RunError("b fails")])
+async def test_engines_that_wait_for_one_that_cannot_take_part_are_told_and_awaited(fault: RunError) -> None:
     a, b = WaitingEngine("a"), SlowEngine("b")
     engine_client = client(a, b)
-    b.fault = ProcessError("b died")
-    with pytest.raises(ProcessError, match="b died"):
-        await engine_client.load_weights([weights("y")] * 2, version=1, abort=a.abort)
-    assert engine_client.in_service == (a,)
-    await engine_client.load_weights([weights("z")], version=1)
+    b.fault = fault
+    with pytest.raises(type(fault), match=str(fault)):
+        await asyncio.wait_for(engine_client.load_weights([weights("y")] * 2, version=1, abort=a.abort), 10)
+    left = (a,) if isinstance(fault, ProcessError) else (a, b)
+    assert engine_client.in_service == left
+    b.fault = None
+    await engine_client.load_weights([weights("z")] * len(left), version=1)
     assert a.weights == ["z"]
 
 

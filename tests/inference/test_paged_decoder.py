@@ -153,7 +153,7 @@ def story(model: CausalLM, kind: str, seed: int) -> list[Completion]:
             waiting[:0] = running
         if event in ("keep", "recompute"):
             version += 1
-            replace_weights(model.hf_model, SharedWeights(tuple(nano_model(kind, seed=version).state_dict().items())))
+            replace_weights(model.hf_model, nano_model(kind, seed=version).state_dict())
             model.invalidate()
             batch.weight_version = version
         if event == "sleep":

@@ -99,11 +99,11 @@ class OneMemory(nn.Module):
 
 
 def test_a_weight_that_the_next_one_overwrites_is_named() -> None:
-    values = (("first", torch.tensor([1.0, 2.0, 3.0])), ("second", torch.tensor([4.0, 5.0, 6.0])))
+    values = {"first": torch.tensor([1.0, 2.0, 3.0]), "second": torch.tensor([4.0, 5.0, 6.0])}
     with pytest.raises(WeightSyncError, match="^first arrived and is not what the model holds"):
-        replace_weights(OneMemory(), SharedWeights(values))
-    fitting = (("first", torch.tensor([1.0, 2.0, 3.0])), ("second", torch.tensor([2.0, 3.0, 4.0])))
-    replace_weights(OneMemory(), SharedWeights(fitting))
+        replace_weights(OneMemory(), values)
+    fitting = {"first": torch.tensor([1.0, 2.0, 3.0]), "second": torch.tensor([2.0, 3.0, 4.0])}
+    replace_weights(OneMemory(), fitting)
 
 
 async def test_the_embedded_engine_says_that_it_has_read_its_weights_back() -> None:

@@ -6,21 +6,27 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import tempfile
 import time
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from safetensors.torch import save_file
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.inference.engine import Completion
 from skyrl.inference.vllm import backend as vllm_backend
+from skyrl.inference.vllm.backend import AsyncBackend
 from skyrl.inference.vllm.engine import VLLMEngine
 from skyrl.weight_receiver.incoming_weights import (
+    BroadcastWeights,
     FolderWeights,
     SharedWeights,
     acknowledgement,
@@ -29,6 +35,7 @@ from skyrl.weight_receiver.incoming_weights import (
     from_plain,
     weight_info,
 )
+from skyrl.weight_receiver.transfer_group import TransferGroup, presence_key
 from tests.inference.nano import full_forward_logprobs, nano_tokenizer, prompts, request
 from tests.inference.steps import Steps, gate_of_processes
 from tests.inference.vllm_host import Host
@@ -160,6 +167,51 @@ async def signal_the_engine_process(pids: set[int], number: int) -> list[str]:
     return messages
 
 
+async def die_while_weights_are_awaited(pids: set[int], weights: Any) -> str:
+    """What loading raises when the engine's processes are killed while they wait for the learner."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+    group = TransferGroup(host="127.0.0.1", port=store.port, name="one", rank=1, size=2, timeout=1000)
+    engine = ENGINES.pop()
+    await engine.pause()
+    loading = asyncio.create_task(engine.load_weights(BroadcastWeights(group=group, weights=weights), 1))
+    while not group.store().check([presence_key(1)]):
+        await asyncio.sleep(0.05)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    try:
+        await asyncio.wait_for(loading, 60)
+    except ProcessError as error:
+        return str(error)
+    finally:
+        await engine.close()
+    return ""
+
+
+@pytest.mark.long
+def test_an_engine_process_that_dies_in_a_transfer_is_a_dead_process_and_not_weights_that_do_not_fit(
+    host: Host, folder: Path
+) -> None:
+    pids = host.run(start, folder)
+    weights = tuple(weight_info(*weight) for weight in changed(small_model(tied=True), seed=1))
+    assert "signal 9" in host.run(die_while_weights_are_awaited, pids, weights)
+
+
+async def test_a_call_that_vllm_never_answers_ends_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_backend, "_LOOK_SECONDS", 0.01)
+    errors = SimpleNamespace(EngineDeadError=RuntimeError, EngineGenerateError=RuntimeError)
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.exceptions", errors)
+    backend, child = object.__new__(AsyncBackend), SimpleNamespace(pid=7, exitcode=None)
+    child.is_alive = lambda: child.exitcode is None
+    llm = SimpleNamespace(collective_rpc=lambda *_, **__: asyncio.Event().wait())
+    vars(backend).update(_llm=llm, _children={child.pid: child}.values(), _hung="")
+    call = asyncio.create_task(backend.call_workers("skyrl_load_weights"))
+    await asyncio.sleep(0.05)
+    assert not call.done()
+    child.exitcode = -9
+    with pytest.raises(ProcessError, match="vLLM's engine died: process 7 ended with signal 9"):
+        await asyncio.wait_for(call, 10)
+
+
 async def close() -> None:
     await ENGINES.pop().close()
 
@@ -210,7 +262,7 @@ def test_an_engine_process_that_hangs_is_ended_and_named(host: Host, folder: Pat
 
 
 @pytest.mark.long
-def test_bytes_that_were_changed_put_the_engine_out_of_service_and_closing_leaves_no_process(
+def test_bytes_that_were_changed_put_the_engine_out_of_service_until_whole_ones_come_and_closing_leaves_no_process(
     host: Host, folder: Path, tmp_path: Path
 ) -> None:
     pids = host.run(start, folder)
@@ -219,6 +271,9 @@ def test_bytes_that_were_changed_put_the_engine_out_of_service_and_closing_leave
         host.run(load, spoilt, 1)
     with pytest.raises(WeightSyncError, match="out of service"):
         host.run(ask)
+    model = small_model(tied=True)
+    assert host.run(load, travelling(tmp_path / "whole", changed(model, seed=2)), 2) == 2
+    matches(model, host.run(ask))
     assert alive(pids)
     host.run(close)
     assert not left_after(pids, 20)

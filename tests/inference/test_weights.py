@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from skyrl.errors import WeightSyncError
+from skyrl.inference import adapters, weights
+from skyrl.inference.engine import InFlight
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.weight_receiver.incoming_weights import SharedWeights, digest, verified, weight_info
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, request
@@ -109,6 +111,42 @@ async def test_weights_are_refused_unless_paused_and_idle() -> None:
     await asyncio.gather(running, pausing)
     await engine.load_weights(shared(learned()), version=1)
     assert engine.weight_version == 1
+
+
+@pytest.mark.parametrize("in_flight", ["finish", "keep", "recompute"])
+async def test_an_engine_that_does_not_hold_what_came_draws_nothing_until_a_complete_set_has_been_loaded(
+    monkeypatch: pytest.MonkeyPatch, in_flight: InFlight
+) -> None:
+    computing = threading.Event()
+    model = nano_model()
+    model.get_input_embeddings().register_forward_pre_hook(lambda *_: computing.set())
+    engine = TorchEngine(model, nano_tokenizer(), max_num_seqs=1)
+    asked = [engine.generate(request((1, 2, 3), max_generate_length=200, min_new_tokens=200)) for _ in range(2)]
+    calls = [asyncio.ensure_future(call) for call in asked]
+    await asyncio.to_thread(computing.wait)
+    await engine.pause(in_flight)  # the second one waits
+
+    def differs(pairs: Any) -> None:
+        raise WeightSyncError("a weight is another one")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "refuse_not_loaded", differs)
+        with pytest.raises(WeightSyncError, match="version 1 stopped halfway: a weight is another one"):
+            await engine.load_weights(shared(learned()), version=1)
+    await engine.resume()
+    outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 20)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, WeightSyncError)]
+    assert len(refused) == (1 if in_flight == "finish" else 2)
+    with pytest.raises(WeightSyncError, match="a weight is another one"):
+        await engine.generate(ASKED)
+    await engine.pause()
+    with pytest.raises(WeightSyncError, match="a weight is another one"):
+        await engine.load_weights(adapters.shared((), rank=1, alpha=1.0), version=2)
+    await engine.load_weights(shared(learned()), version=2)
+    await engine.resume()
+    expected = await TorchEngine(nano_model(seed=1), nano_tokenizer(), max_num_seqs=8).generate(ASKED)
+    assert [sample.token_ids for sample in await engine.generate(ASKED)] == [sample.token_ids for sample in expected]
+    await engine.close()
 
 
 async def test_weights_are_cast_to_the_type_of_the_model() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,10 +16,12 @@ from torch._C._distributed_c10d import TCPStore
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, WeightSyncError
+from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.weight_receiver import incoming_weights, transfer_group
 from skyrl.weight_receiver.transfer_group import MemoryOffer, TransferGroup
+from skyrl.weight_sync import senders
 from skyrl.weight_sync.canary import Canary
 from skyrl.weight_sync.publish import WeightSync
 from skyrl.weight_sync.transports import (
@@ -216,6 +219,65 @@ async def test_a_transfer_that_an_engine_s_death_cut_at_the_learner_begins_again
     assert (transport.sent_to, engine_client.in_service, engine_client.weight_version) == ([2, 1], (left,), 1)
     (answer,) = await engine_client.generate(request((1, 2, 3)))
     assert set(answer.weight_versions) == {1}
+    await engine_client.close()
+
+
+class Dies(TorchEngine):
+    """Is killed while it receives its second weights."""
+
+    async def load_weights(self, incoming: Any, version: int) -> bool:
+        if version == 1:
+            return await super().load_weights(incoming, version)
+        opened = incoming.open()  # never closed: a process that is killed says nothing to the group
+        await asyncio.to_thread(lambda: next(opened.__enter__()))
+        raise ProcessError("engine-0 died")
+
+
+class InPlace(TorchEngine):
+    """Has the rule of the vLLM engine: it copies each weight as it comes, and after an error it samples nothing until a
+    complete set has come.
+    """
+
+    broken, cut = "", 0
+
+    async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+        if self.broken:
+            raise WeightSyncError(self.broken)
+        return await super().generate(request)
+
+    async def load_weights(self, incoming: Any, version: int) -> bool:
+        try:
+            await asyncio.to_thread(self.copy, incoming)
+        except WeightSyncError as error:
+            self.broken, self.cut = str(error), self.cut + 1
+            raise
+        self.broken, self.weight_version = "", version
+        self._causal_lm.invalidate()
+        self._scheduler.set_weights_version(version)
+        return True
+
+    def copy(self, incoming: Any) -> None:
+        state = self._causal_lm.hf_model.state_dict()
+        with incoming.open() as weights:
+            for name, tensor in weights:
+                state[name].copy_(tensor)
+
+
+@pytest.mark.parametrize("transport", ["broadcast"], indirect=True)
+async def test_an_engine_that_was_halfway_when_another_died_takes_the_repeated_transfer(
+    transport: WeightTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(senders, "buckets", partial(senders.buckets, bucket_bytes=2000))
+    dying = Dies(nano_model("qwen2, tied"), nano_tokenizer(), max_num_seqs=8)
+    left = InPlace(nano_model("qwen2, tied"), nano_tokenizer(), max_num_seqs=8)
+    learner, engine_client = HeldModel(nano_model("qwen2, tied", seed=1)), client(dying, left)
+    sync = WeightSync(learner, engine_client, transport, CANARY, canary_interval=100)
+    await sync.publish(1)
+    learner.update_at_random()
+    metrics = await sync.publish(2)
+    assert 0 < metrics["weight_sync/parity_max"] < 1e-4  # compared although it was not due
+    assert (engine_client.in_service, engine_client.weight_version, left.cut) == ((left,), 2, 1)
+    assert "weight_sync/parity_max" not in await sync.publish(3)
     await engine_client.close()
 
 

@@ -227,6 +227,40 @@ async def refusal(folder: Path, tied: bool, name: str, fault: str) -> tuple[str,
     return problem, completion == before
 
 
+async def repaired(folder: Path, road: str, in_place: bool) -> tuple[list[str], float]:
+    """What a publish raises of which vLLM took a part, and then a request; and the largest difference of
+    log-probabilities after the next publish.
+    """
+    problems = []
+    with pytest.MonkeyPatch.context() as patch:
+        if in_place:
+            compute_with_plain_weights(patch)
+        between = Between(folder, "qwen2", tied=True)
+        sync = between.sync(road)
+        between.learner.update_at_random()
+        with pytest.MonkeyPatch.context() as fault:
+            flip_a_byte(fault)
+            for call in (sync.publish(1), between.engine.generate(request((1, 2, 3)))):
+                try:
+                    await call
+                except WeightSyncError as error:
+                    problems.append(str(error))
+        between.learner.update_at_random()
+        metrics = await sync.publish(2)
+        await between.client.close()
+    return problems, metrics["weight_sync/parity_max"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("road", ["broadcast", "native"])
+def test_a_complete_set_replaces_one_that_came_halfway(host: Host, tmp_path: Path, road: str, in_place: bool) -> None:
+    stored = saved(tmp_path / "model", small_model("qwen2", tied=True))
+    problems, difference = host.run(repaired, stored, road, in_place)
+    assert len(problems) == 2 and all("was changed in transit" in problem for problem in problems)
+    assert difference < 1e-4
+
+
 async def pretend_to_drop(version: int) -> bool:
     return True
 

@@ -89,6 +89,11 @@ def show(
     arguments: tuple[str, ...], language: str, written: bool, sparse: bool, with_origins: bool, only_derived: bool
 ) -> None:
     """Print a configuration, complete and with all derived values."""
+    if only_derived and (written or sparse):
+        option = "--written" if written else "--sparse"
+        raise UserError(f"--derived prints what {option} leaves out: give one of them")
+    if only_derived and with_origins:
+        raise UserError("--derived prints what each value was derived from: leave --origins out")
     from skyrl.cli.preparing import show as forms
     from skyrl.config.loading.resolve import resolve_with_origins
     from skyrl.config.loading.standalone_file import kept_tables
@@ -97,7 +102,9 @@ def show(
     warn(loaded.warnings)
     run, origins = loaded.config, loaded.origins
     if sparse:
-        click.echo(forms.dump(kept_tables(run, origins), language, run))
+        kept = kept_tables(run, origins)
+        lines = forms.lines_with_origins(run, origins, kept) if with_origins else forms.dump(kept, language, run)
+        click.echo(lines)
         return
     if not written:
         run, origins, _ = resolve_with_origins(run, origins)
@@ -155,7 +162,8 @@ def explanation_text(explanation: Explanation) -> str:
     if explanation.feeds:
         lines += ["", "What is derived from it:", *(f"  {path}  ({rule})" for path, rule in explanation.feeds)]
     if explanation.acts_when:
-        verdict = "it does here" if explanation.acts else "it does not here"
+        unread = f"not known here, since {' and '.join(explanation.unread_code)} was not imported"
+        verdict = {True: "it does here", False: "it does not here", None: unread}[explanation.acts]
         lines += ["", f"It has an effect when {explanation.acts_when}: {verdict}."]
     if explanation.checks and not is_table:
         lines += ["", "Checks that read it:"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.kinds import kind_of
 from skyrl.tree.access import get_at
+from skyrl.tree.arguments import split_path
 from skyrl.tree.dump import flatten, public_dict, public_value
 from skyrl.tree.origins import Origins, place_of
 from skyrl.tree.rules import is_whole
@@ -49,13 +50,26 @@ def written_text(run: RunConfig, language: str) -> str:
     return dump(data, language, run)
 
 
-def lines_with_origins(run: RunConfig, origins: Origins) -> str:
-    """Every field on a separate line, as TOML; values that are not defaults have their place as a comment."""
+def lines_with_origins(run: RunConfig, origins: Origins, kept: Mapping[str, Any] | None = None) -> str:
+    """Every field on a separate line, as TOML; values that are not defaults have their place as a comment. With `kept`,
+    only fields that these nested tables have.
+    """
     flat = flatten(run, leaf=public_value)
+    if kept is not None:
+        flat = {path: value for path, value in flat.items() if _has(kept, split_path(path))}
     rows = [(path, f"{path} = {json.dumps(value, ensure_ascii=False)}") for path, value in flat.items()]
     placed = [(row, place_of(path, origins)) for path, row in rows]
     width = min(max((len(row) for row, location in placed if location), default=0), 88)
     return "\n".join(f"{row:<{width}}  # {location}" if location else row for row, location in placed)
+
+
+def _has(tables: object, names: Sequence[str]) -> bool:
+    """Whether nested tables have a field at this path."""
+    for name in names:
+        if not isinstance(tables, Mapping) or name not in tables:
+            return False
+        tables = tables[name]
+    return True
 
 
 def derived_lines(run: RunConfig, origins: Origins) -> str:

@@ -16,6 +16,19 @@ if TYPE_CHECKING:
 
 _TABLE = "megatron_config"
 
+_OPTIMIZER_FIELDS = {
+    "optimizer": "optimizer_config.optimizer",
+    "lr": "optimizer_config.lr",
+    "min_lr": "optimizer_config.min_lr_ratio",
+    "weight_decay": "optimizer_config.weight_decay",
+    "adam_beta1": "optimizer_config.adam_betas",
+    "adam_beta2": "optimizer_config.adam_betas",
+    "adam_eps": "optimizer_config.adam_eps",
+    "clip_grad": "optimizer_config.max_grad_norm",
+    "overlap_param_gather": f"{_TABLE}.ddp_config.overlap_param_gather",
+}
+"""Fields of Megatron's OptimizerConfig that a field of the model's table sets, each with the path of that field."""
+
 
 def megatron_needs_cuda(run: Run) -> Iterator[Problem]:
     """Megatron-core calls CUDA itself: it has no other device."""
@@ -126,6 +139,21 @@ def profiler_has_ranks_and_path(run: RunConfig, model: Role) -> Iterator[Problem
     elif "://" in profiler.save_path:
         message = f"{profiler.save_path} is not a local folder, but the profiler writes local files only"
         yield Problem(path=f"{path}.save_path", message=message, hint="set it to a local folder")
+
+
+def optimizer_kwargs_have_no_field(run: RunConfig, model: Role) -> Iterator[Problem]:
+    """A setting that has a field is not set again in `optimizer_config_kwargs` under Megatron's name for it."""
+    if not model.learns or not model.reads(run, _TABLE):
+        return
+    precision = dict.fromkeys(("bf16", "fp16", "params_dtype"), model.basics(run).path_of("compute_dtype"))
+    fields = {name: model.at(field) for name, field in _OPTIMIZER_FIELDS.items()} | precision
+    for name in model.section(run).megatron_config.optimizer_config_kwargs:
+        if name in fields:
+            yield Problem(
+                path=model.at(f"{_TABLE}.optimizer_config_kwargs.{name}"),
+                message=f"has a setting of its own: {fields[name]}",
+                hint="set that one",
+            )
 
 
 def gather_overlap_needs_reduce_overlap(run: RunConfig, model: Role) -> Iterator[Problem]:

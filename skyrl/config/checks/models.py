@@ -16,6 +16,7 @@ from skyrl.config.derive.model_tables import Role
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.errors import Problem
 from skyrl.planning.batches import divisors, nearest, nearest_divisors
+from skyrl.tree import get_at
 from skyrl.tree.rules import Check
 
 WITHOUT_FIELDS = ("reduce_lr_on_plateau", "greedy")
@@ -63,6 +64,19 @@ def trained_model_is_named(run: RunConfig, model: Role) -> Iterator[Problem]:
 
 
 # Adapters.
+
+
+def rotary_embeddings_are_given_once(run: RunConfig, model: Role) -> Iterator[Problem]:
+    """`rope_scaling` and `rope_theta` of all models are not given again, with another value, for one of them."""
+    basics, table = model.basics(run), model.facts(run).overrides
+    own, scaling, theta = get_at(model.section(run), table), basics.rope_scaling, basics.rope_theta
+    for name, value in (("rope_scaling", scaling), ("rope_theta", theta)):
+        if value is not None and own.get(name, value) != value:
+            yield Problem(
+                path=model.at(f"{table}.{name}"),
+                message=f"is not {basics.path_of(name)}, which is for all models and would replace it",
+                hint="leave one of them out",
+            )
 
 
 def adapter_initialization_is_supported(run: RunConfig, model: Role) -> Iterator[Problem]:

@@ -16,8 +16,19 @@ from skyrl.config.settings.algorithm import AlgorithmConfig
 from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS, USER_ESTIMATOR, EstimatorFacts
 from skyrl.config.settings.losses import POLICY_LOSSES, USER_LOSS, LossFacts
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLossRegistry
+from skyrl.config.settings.root import SkyRLTrainConfig
 
 F = TypeVar("F", LossFacts, EstimatorFacts)
+
+FIELDS_OF_PEER_LOSSES = ("eps_clip_low", "eps_clip_high", "clip_ratio_c")
+"""Fields of `trainer.algorithm` that a loss in another system's signature may read."""
+
+PARAMETERS_OF_PEER_ESTIMATORS = {
+    "gamma": {"gamma"},
+    "lambd": {"lam", "lambd"},
+    "grpo_norm_by_std": {"grpo_norm_by_std", "norm_adv_by_std_in_grpo"},
+}
+"""Field of `trainer.algorithm` -> parameters by which an estimator in another system's signature takes it."""
 
 
 def loss_facts(algorithm: AlgorithmConfig) -> LossFacts:
@@ -47,6 +58,23 @@ def is_peer_loss(algorithm: AlgorithmConfig) -> bool:
     return own is not None and peer_signature_of(own, LOSS_SIGNATURES) is not None
 
 
+def unread_code(run: SkyRLTrainConfig) -> dict[str, str]:
+    """The loss and the estimator of the user's own that were not imported, keyed by the path of their settings.
+
+    `loss_facts` and `estimator_facts` read that path, and assume the facts of code that declares none.
+    """
+    algorithm = run.trainer.algorithm
+    chosen = (
+        (PolicyLossRegistry, algorithm.policy_loss_type, algorithm.policy_loss),
+        (AdvantageEstimatorRegistry, algorithm.advantage_estimator, algorithm.advantage),
+    )
+    return {
+        registry.table: name
+        for registry, name, settings in chosen
+        if name not in registry.built_in and registry.declaring(name, settings) is None
+    }
+
+
 def _peer_loss_facts(own: object) -> LossFacts:
     """Facts by the parameters of a loss in another system's signature; `USER_LOSS` for skyrl's own."""
     signature = None if own is None else peer_signature_of(own, LOSS_SIGNATURES)
@@ -56,7 +84,7 @@ def _peer_loss_facts(own: object) -> LossFacts:
     reads_rollout = names & {"rollout_logprobs", "rollout_log_probs"}
     reads_clip = names & {"config", "cliprange", "cliprange_low", "cliprange_high", "clip_ratio_c"}
     return LossFacts(
-        fields=("eps_clip_low", "eps_clip_high", "clip_ratio_c") if reads_clip else (),
+        fields=FIELDS_OF_PEER_LOSSES if reads_clip else (),
         reads_rollout_logprobs=None if reads_rollout else False,
     )
 
@@ -67,13 +95,9 @@ def _peer_estimator_facts(own: object) -> EstimatorFacts:
     if signature is None:
         return USER_ESTIMATOR
     names = _names(own)
-    parameters_of_field = {
-        "gamma": {"gamma"},
-        "lambd": {"lam", "lambd"},
-        "grpo_norm_by_std": {"grpo_norm_by_std", "norm_adv_by_std_in_grpo"},
-    }
+    taken = PARAMETERS_OF_PEER_ESTIMATORS.items()
     return EstimatorFacts(
-        fields=tuple(field for field, known in parameters_of_field.items() if known & names or "config" in names),
+        fields=tuple(field for field, parameters in taken if parameters & names or "config" in names),
         is_group_relative="index" in names,
         compares_with_greedy="reward_baselines" in names,
         reads_values="values" in names,

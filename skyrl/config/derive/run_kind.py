@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from attrs import frozen
@@ -33,6 +33,10 @@ class RunKind:
 
     effects: tuple[Effect, ...]
     """Conditions under which fields have an effect."""
+
+    unread_code: Callable[[Any], Mapping[str, str]] = lambda run: {}
+    """Function that lists code of the user's own that was not imported: its name, keyed by the path of its settings.
+    What reads that path follows from facts that only the code declares."""
 
     sizes: Callable[[Any], Sizes]
     """Function that counts the ranks and engines that a resolved tree asks for."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from skyrl.config.derive.algorithm_facts import estimator_facts, loss_facts
+from skyrl.config.derive.algorithm_facts import (
+    FIELDS_OF_PEER_LOSSES,
+    PARAMETERS_OF_PEER_ESTIMATORS,
+    estimator_facts,
+    loss_facts,
+)
 from skyrl.config.derive.rl_models import POLICY, distills, has_critic, has_reference
 from skyrl.config.derive.rl_models import REFERENCE as REFERENCE_ROLE
 from skyrl.config.derive.sizes import scores_old_logprobs
@@ -29,8 +34,8 @@ def _compares_with_an_old_policy(run: SkyRLTrainConfig) -> bool:
 
 
 @condition(
-    "the ratio pi / pi_old can differ from 1 (several optimizer steps per batch; pi_old from the engine, or scored for "
-    "a KL term in the reward; your own loss, or one that compares with the engine)"
+    "the ratio pi / pi_old can differ from 1 (several optimizer steps per batch, pi_old from the engine, or a KL term "
+    "in the reward; the ratios of rollout_is, of cispo to the engine and of your own loss always can)"
 )
 def _ratio_can_differ_from_1(run: SkyRLTrainConfig) -> bool:
     # With one optimizer step, pi_old is the same forward pass that the policy learns from (`training/objective.py`):
@@ -41,21 +46,22 @@ def _ratio_can_differ_from_1(run: SkyRLTrainConfig) -> bool:
 
 
 _DISCOUNTS = Condition(
-    "the estimator is gae or reinforce++, or there is a critic",
+    "the estimator is gae, reinforce++ or your own in the signature of SkyRL or verl, or there is a critic",
     lambda run: "gamma" in estimator_facts(run.trainer.algorithm).fields or has_critic(run),
 )
 _LEARNS_FROM_ANSWERS = Condition(
-    "the loss is not online_dpo", lambda run: not loss_facts(run.trainer.algorithm).learns_from_pairs
+    "the loss is not one of pairs (online_dpo is)",
+    lambda run: not loss_facts(run.trainer.algorithm).learns_from_pairs,
 )
 _NEEDS_ADVANTAGES = Condition(
-    "advantages are needed (the loss is not "
-    + join_choices([name for name, facts in POLICY_LOSSES.items() if not facts.reads_advantages], "or")
-    + ", or there is a critic)",
+    "advantages or returns are read ("
+    + join_choices([name for name, facts in POLICY_LOSSES.items() if not facts.reads_advantages], "and")
+    + " read none, a critic does)",
     lambda run: loss_facts(run.trainer.algorithm).reads_advantages or has_critic(run),
 )
 
 
-@condition("use_kl_in_reward is true, or use_kl_loss with a loss other than online_dpo")
+@condition("use_kl_in_reward is true, or use_kl_loss with a loss that is not one of pairs (online_dpo is)")
 def _has_kl_term(run: SkyRLTrainConfig) -> bool:
     algorithm = run.trainer.algorithm
     return algorithm.use_kl_in_reward or (algorithm.use_kl_loss and _LEARNS_FROM_ANSWERS.holds(run))
@@ -74,8 +80,8 @@ _HAS_OWN_LOSS = Condition("the loss is your own", lambda algorithm: algorithm.po
 def _fields_of_losses() -> Iterator[Effect]:
     """The conditions of the fields that some losses read."""
     for field in dict.fromkeys(field for facts in POLICY_LOSSES.values() for field in facts.fields):
-        also = ", or decoupled with decoupled.dual_clip" if field == "clip_ratio_c" else ""
-        yield _field_of_some(field, "loss", POLICY_LOSSES, loss_facts, also)
+        also = ("decoupled with decoupled.dual_clip",) if field == "clip_ratio_c" else ()
+        yield _field_of_some(field, "loss", POLICY_LOSSES, loss_facts, FIELDS_OF_PEER_LOSSES, also)
 
 
 def _field_of_some(
@@ -83,14 +89,15 @@ def _field_of_some(
     kind: str,
     table: Mapping[str, LossFacts] | Mapping[str, EstimatorFacts],
     facts_of: Callable[[AlgorithmConfig], LossFacts | EstimatorFacts],
-    also: str = "",
+    of_peers: Collection[str],
+    also: Sequence[str] = (),
 ) -> Effect:
-    """The condition of a field that only some entries of a table, losses or estimators, read; `also` are words for what
-    else reads it.
+    """The condition of a field that only some entries of a table, losses or estimators, read. `also` names what else
+    reads it; if `of_peers` has the field, code of the user's own may.
     """
     names = [name for name, facts in table.items() if field in facts.fields]
-    some = names[0] if len(names) == 1 else f"one of {', '.join(names)}"
-    words = f"the {kind} is {some}{also}"
+    own = ["your own in the signature of SkyRL or verl"] if field in of_peers else []
+    words = f"the {kind} is {join_choices([*names, *also, *own], 'or')}"
     return Effect(field, Condition(words, lambda algorithm: field in facts_of(algorithm).fields))
 
 
@@ -128,7 +135,7 @@ _EFFECTS_IN_TABLE: tuple[Effect, ...] = (
     Effect("old_logprobs", _READS_OLD_LOGPROBS),
     Effect("entropy_loss_coef", is_on("use_entropy_loss")),
     *(
-        _field_of_some(field, "estimator", ADVANTAGE_ESTIMATORS, estimator_facts)
+        _field_of_some(field, "estimator", ADVANTAGE_ESTIMATORS, estimator_facts, PARAMETERS_OF_PEER_ESTIMATORS)
         for field in ("grpo_norm_by_std", "lambd", "whiten_advantages")
     ),
     Effect("advantage", _HAS_OWN_ESTIMATOR),

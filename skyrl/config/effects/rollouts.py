@@ -111,7 +111,7 @@ def _shares_gpu_memory(run: SkyRLTrainConfig) -> bool:
     return run.trainer.device == "cuda" and extra.get("kv_cache_memory_bytes") is None
 
 
-@condition("the engine is not torch with generator.inference_engine.deterministic, nor with trainer.attention = eager")
+@condition("if it is torch, generator.inference_engine.deterministic is off and trainer.attention is not eager")
 def _keeps_prefixes(run: SkyRLTrainConfig) -> bool:
     engine = run.generator.inference_engine
     return not (backend_of(engine).is_embedded and (engine.deterministic or run.trainer.attention == "eager"))

@@ -16,7 +16,7 @@ from skyrl.errors import Problem
 from skyrl.tree import differences, get_at
 from skyrl.tree.masking import HIDDEN
 from skyrl.tree.origins import Origin, Origins, dotted, place_of, written_paths
-from skyrl.tree.rules import find_problems, paths_read, touches
+from skyrl.tree.rules import find_problems, outcome, touches
 
 
 def check(config: RunConfig, origins: Origins | None = None, broken: Collection[str] = ()) -> list[Problem]:
@@ -32,17 +32,18 @@ def check(config: RunConfig, origins: Origins | None = None, broken: Collection[
 
 
 def without_effect(run: RunConfig, origins: Origins | None, broken: Collection[str] = ()) -> list[Problem]:
-    """Warnings for written values without effect in this run; none where that depends on a broken value.
+    """Warnings for written values without effect in this run; none where that depends on a broken value, or on code
+    that was not imported.
 
     Without `origins`, values that differ from the default tree count as written.
     """
     written = written_paths(_changed(run) if origins is None else origins)
+    kind = kind_of(run)
+    unknown = {*broken, *kind.unread_code(run)}
     ineffective = {
         effect.path: effect
-        for effect in kind_of(run).effects
-        if effect.path in written
-        and not effect.condition.holds(run)
-        and not (broken and touches(paths_read(effect.condition.holds, run), broken))
+        for effect in kind.effects
+        if effect.path in written and outcome(effect.condition, run, unknown) is False
     }
     return [
         Problem(
@@ -57,8 +58,12 @@ def without_effect(run: RunConfig, origins: Origins | None, broken: Collection[s
 
 
 def has_effect(run: RunConfig, path: str) -> bool:
-    """Whether the value at a dotted path, or at one inside it, does anything in this resolved tree."""
-    return all(effect.condition.holds(run) for effect in kind_of(run).effects if effect.covers(path))
+    """Whether the value at a dotted path, or at one inside it, does anything in this resolved tree. It does if that
+    depends on code that was not imported.
+    """
+    kind = kind_of(run)
+    unknown = kind.unread_code(run)
+    return all(outcome(effect.condition, run, unknown) is not False for effect in kind.effects if effect.covers(path))
 
 
 def _changed(run: RunConfig) -> Origins:

@@ -22,7 +22,7 @@ from skyrl.tree.dump import flatten, public_value, stored_value
 from skyrl.tree.masking import is_secret_name, masked
 from skyrl.tree.migrations import current_path
 from skyrl.tree.origins import Origins, Path, dotted, place_of
-from skyrl.tree.rules import paths_read, touches
+from skyrl.tree.rules import outcome, paths_read, touches
 from skyrl.tree.suggestions import suggestion
 from skyrl.tree.types import describe, is_mapping
 from skyrl.tree.validators import requirement_of
@@ -61,7 +61,12 @@ class Explanation:
     acts_when: str
     """Conditions under which the field has an effect, or those of them that are not met; empty for always."""
 
-    acts: bool
+    acts: bool | None
+    """None if that depends on `unread_code`."""
+
+    unread_code: tuple[str, ...]
+    """Import paths of the run that were not imported and decide on the conditions."""
+
     checks: tuple[tuple[str, str], ...]
     """Checks that read it: the name, and what must hold."""
 
@@ -76,8 +81,11 @@ def explain(path: str, run: RunConfig, origins: Origins) -> Explanation:
     path = dotted(names)
     attribute, depth, doc = _field(names, run)
     kind = kind_of(run)
+    unread = kind.unread_code(run)
     conditions = [effect.condition for effect in kind.effects if effect.covers(path)]
-    unmet = [condition for condition in conditions if not condition.holds(run)]
+    outcomes = [outcome(condition, run, unread) for condition in conditions]
+    acts = False if False in outcomes else None if None in outcomes else True
+    decisive = [condition for condition, result in zip(conditions, outcomes, strict=True) if result is acts]
     return Explanation(
         path=path,
         value=_printable(_value(run, names), names[depth:]),
@@ -86,8 +94,13 @@ def explain(path: str, run: RunConfig, origins: Origins) -> Explanation:
         doc=doc,
         chain=_chain(path, names, depth, run, origins),
         feeds=tuple((rule.writes, rule.name) for rule in kind.rules if touches([path], rule.reads)),
-        acts_when=", and ".join(dict.fromkeys(condition.words for condition in unmet or conditions)),
-        acts=not unmet,
+        acts_when=", and ".join(dict.fromkeys(condition.words for condition in decisive)),
+        acts=acts,
+        unread_code=tuple(
+            name
+            for table, name in unread.items()
+            if acts is None and any(touches(paths_read(condition.holds, run), [table]) for condition in decisive)
+        ),
         checks=tuple(
             (getattr(check, "__name__", ""), " ".join((check.__doc__ or "").split()))
             for check in kind.checks

@@ -25,6 +25,7 @@ from skyrl.config.checks import (
     sampling,
 )
 from skyrl.config.checks.models import model_checks
+from skyrl.config.derive.algorithm_facts import unread_code
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.derive.rl_models import RL_ROLES
 from skyrl.config.derive.rules import RULES
@@ -53,6 +54,7 @@ RL = RunKind(
         *checks_in(rollouts, asynchronous, plausible),
     ),
     effects=EFFECTS,
+    unread_code=unread_code,
     sizes=sizes_of,
     roles=tuple(RL_ROLES.values()),
     rows="prompts",

@@ -136,7 +136,8 @@ class MegatronConfig(BaseConfig):
     optimizer_config_kwargs: Mapping[str, Any] = field(
         default=OPTIMIZER_DEFAULTS, converter=filled_up(OPTIMIZER_DEFAULTS)
     )
-    """Fields of Megatron's OptimizerConfig. Entries that are not written keep the defaults shown."""
+    """Fields of Megatron's OptimizerConfig, without those that have a setting of their own, such as `lr`. Entries that
+    are not written keep the defaults shown."""
 
     transformer_config_kwargs: Mapping[str, Any] = field(
         default=TRANSFORMER_DEFAULTS, converter=filled_up(TRANSFORMER_DEFAULTS)

@@ -76,7 +76,7 @@ PREFERENCE_LOSSES: Mapping[str, PreferenceLossFacts] = {
 }
 """Name -> what the loss reads."""
 
-USER_LOSS = PreferenceLossFacts(fields=("beta", "label_smoothing"), divergence=True)
+USER_LOSS = PreferenceLossFacts(fields=(*_SMOOTHED, "discopop_tau", "simpo_gamma"), divergence=True)
 """The same of the user's own losses, which are given all settings of losses of pairs."""
 
 _losses = rule_of_one_field(lambda value: bool(value) and len(set(value)) == len(value), "one or more distinct names")

@@ -343,10 +343,11 @@ class InferenceEngineClient:
         self, incoming_sets: Sequence[IncomingWeights], version: int, abort: Callable[[str], None] | None = None
     ) -> None:
         """Give each engine in service its set of weights, in the order of `in_service`. If the engines receive them as
-        a group, `abort` stops the others from waiting for one that died.
+        a group, `abort` stops the others from waiting for one that died or cannot take part.
 
         If only some engines take the weights, the others are lost. If none does, raises the first error, preferably
-        that of a process that ended, and every engine holds its old weights or refuses work.
+        that of a process that ended, and every engine holds its old weights or samples nothing before it has taken a
+        complete set.
         """
         self._refuse_where_none_serves()
         serving = list(self._serving)
@@ -502,14 +503,14 @@ def _last_engine_error(cause: RunError) -> RunError:
 async def _outcomes(
     calls: Sequence[Coroutine[object, object, T]], abort: Callable[[str], None] | None
 ) -> list[T | BaseException]:
-    """Result or error of each call. If a process ends, `abort` ends the other calls, which are still awaited."""
+    """Result or error of each call. If one fails, `abort` ends the other calls, which are still awaited."""
     is_aborted = abort is None
 
     async def outcome(call: Coroutine[object, object, T]) -> T:
         nonlocal is_aborted
         try:
             return await call
-        except ProcessError as error:
+        except Exception as error:
             if not is_aborted and abort is not None:
                 is_aborted = True
                 await asyncio.to_thread(abort, str(error))

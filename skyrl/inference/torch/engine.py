@@ -18,19 +18,28 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from attrs import evolve
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import ModelError, UserError, WeightSyncError
 from skyrl.inference.adapter_shelf import AdapterShelf
-from skyrl.inference.adapters import apply_adapter, linear_layers, refuse_foreign, stored_adapter, updates_of
+from skyrl.inference.adapters import (
+    apply_updates,
+    linear_layers,
+    received_updates,
+    refuse_foreign,
+    stored_adapter,
+    updates_of,
+)
 from skyrl.inference.engine import (
     Completion,
     EngineLoad,
@@ -45,10 +54,10 @@ from skyrl.inference.torch.decode_batch import DecodeBatch, Job
 from skyrl.inference.torch.prefix_cache import MOST_BYTES
 from skyrl.inference.torch.sampling_support import sampling_support
 from skyrl.inference.torch.scheduler import Scheduler
-from skyrl.inference.weights import refuse_beside_adapters, replace_weights
+from skyrl.inference.weights import received_weights, refuse_beside_adapters, replace_weights
 from skyrl.models.files.loading import load_causal_lm, load_config, load_tokenizer
 from skyrl.models.files.overrides import varies_with_length
-from skyrl.models.low_rank import Updates, set_updates
+from skyrl.models.low_rank import LowRank, Updates, set_updates
 from skyrl.tree import FrozenDict
 from skyrl.weight_receiver.incoming_weights import Adapter, IncomingWeights
 
@@ -106,7 +115,7 @@ class TorchEngine:
         self._tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
         self._eos_ids, self._drawable = _eos_ids(model, tokenizer), Drawable.of(tokenizer)
         self._max_num_seqs = max_num_seqs
-        self._is_adapted = False
+        self._is_adapted, self._broken = False, ""
         self.weight_version = 0
         """Version of the weights that the engine samples from; 0 until weights are loaded."""
         self._adapters: AdapterShelf[Updates] = AdapterShelf(max_adapters, self._load_adapter)
@@ -118,6 +127,7 @@ class TorchEngine:
         Raises `RunError` for a prompt that is empty or longer than `max_model_len`. If a forward pass fails or its
         logits are not finite, every request in that batch raises the error, and the engine continues with the next.
         """
+        self._refuse_if_broken()
         async with nullcontext() if request.adapter is None else self._adapters.using(request.adapter) as adapter:
             return await self._generate(request, adapter)
 
@@ -164,10 +174,21 @@ class TorchEngine:
         """
         if not self._scheduler.idle:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
+        if isinstance(incoming, Adapter):  # it does not complete the weights below it
+            self._refuse_if_broken()
         refuse_beside_adapters(self._adapters.by_name)
         was_kept = self._causal_lm.kept.summary()
-        await asyncio.to_thread(self._replace_weights, incoming)
-        self.weight_version = version
+        replace = await asyncio.to_thread(self._receive, incoming)
+        try:
+            await asyncio.to_thread(replace)
+        except Exception as error:
+            self._broken = (
+                f"this engine is out of service: loading weights of version {version} stopped halfway: "
+                f"{next(iter(str(error).splitlines()), type(error).__name__)}"
+            )
+            self._scheduler.fail_all(WeightSyncError(self._broken))
+            raise WeightSyncError(self._broken) from error
+        self._broken, self.weight_version = "", version
         _log.info("weights of version %d; %s", version, was_kept)
         self._scheduler.set_weights_version(version)
         return True
@@ -219,16 +240,27 @@ class TorchEngine:
         if self._causal_lm.hf_model.device != device:
             await asyncio.to_thread(self._causal_lm.hf_model.to, device)
 
-    def _replace_weights(self, incoming: IncomingWeights) -> None:
-        if isinstance(incoming, Adapter):
-            if self._int8:
-                raise WeightSyncError("an int8 engine takes an adapter only merged into the weights, not separately")
-            apply_adapter(self._causal_lm.hf_model, incoming)
-            self._is_adapted = True
-        else:
-            replace_weights(self._causal_lm.hf_model, incoming)
-            set_updates(self._causal_lm.hf_model, {})  # removes all: complete weights include every low-rank update
-            self._is_adapted = False
+    def _refuse_if_broken(self) -> None:
+        if self._broken:
+            raise WeightSyncError(self._broken)
+
+    def _receive(self, incoming: IncomingWeights) -> Callable[[], None]:
+        """Waits until all has arrived and been checked. Returns the function that changes the model."""
+        if not isinstance(incoming, Adapter):
+            return partial(self._replace_weights, received_weights(self._causal_lm.hf_model, incoming))
+        if self._int8:
+            raise WeightSyncError("an int8 engine takes an adapter only merged into the weights, not separately")
+        return partial(self._replace_adapter, received_updates(self._causal_lm.hf_model, incoming))
+
+    def _replace_weights(self, received: Mapping[str, Tensor]) -> None:
+        replace_weights(self._causal_lm.hf_model, received)
+        set_updates(self._causal_lm.hf_model, {})  # removes all: complete weights include every low-rank update
+        self._is_adapted = False
+        self._causal_lm.invalidate()
+
+    def _replace_adapter(self, updates: Mapping[str, LowRank]) -> None:
+        apply_updates(self._causal_lm.hf_model, updates)
+        self._is_adapted = True
         self._causal_lm.invalidate()
 
     async def _load_adapter(self, number: int, name: str, folder: Path) -> Updates:

@@ -86,6 +86,12 @@ class Scheduler:
         self._waiting.extendleft(reversed(self._running))
         self._running = []
 
+    def fail_all(self, error: Exception) -> None:
+        """Fails every job, frozen or waiting. Call it only while idle."""
+        self._start_over(error)
+        self._fail(self._waiting, error)
+        self._waiting.clear()
+
     def set_weights_version(self, version: int) -> None:
         """Adopts new weights: starts from an empty batch, unless jobs are frozen in it. Call it only while idle."""
         if self._running:

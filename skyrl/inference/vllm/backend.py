@@ -19,6 +19,9 @@ from skyrl.inference.engine import EngineLoad, InFlight, NewTokens
 
 T = TypeVar("T")
 
+_LOOK_SECONDS = 1.0
+"""Number of seconds between two looks whether the engine process that has to answer still runs."""
+
 _ALIVE_SECONDS = 120.0
 """Number of seconds without an answer, while samples are drawn, after which an engine process counts as hung."""
 
@@ -186,10 +189,10 @@ class AsyncBackend(Backend):
 
     async def pause(self, in_flight: InFlight) -> None:
         self._in_flight = in_flight
-        await self._alive(self._llm.pause_generation(mode=self._mode, clear_cache=in_flight != "keep"))
+        await self._answer(self._llm.pause_generation(mode=self._mode, clear_cache=in_flight != "keep"))
 
     async def resume(self) -> None:
-        await self._alive(self._llm.resume_generation())
+        await self._answer(self._llm.resume_generation())
 
     def load(self) -> EngineLoad | None:
         copies = self._statistics.values()
@@ -199,14 +202,14 @@ class AsyncBackend(Backend):
         return EngineLoad(waiting=sum(copy.waiting for copy in copies), cache_use=fullest)
 
     async def _ask(self, method: str, *args: object, **kwargs: object) -> Any:
-        return await self._alive(getattr(self._llm, method)(*args, **kwargs))
+        return await self._answer(getattr(self._llm, method)(*args, **kwargs))
 
     async def sleep(self) -> None:
-        await self._alive(self._llm.sleep(level=2, mode=self._mode))
+        await self._answer(self._llm.sleep(level=2, mode=self._mode))
         self._is_asleep = True
 
     async def wake(self) -> None:
-        await self._alive(self._llm.wake_up())
+        await self._answer(self._llm.wake_up())
         self._is_asleep = False
         await self.pause(self._in_flight)  # waking starts the scheduler
 
@@ -230,6 +233,18 @@ class AsyncBackend(Backend):
         if last is None or not last.finished:
             raise RunError("vLLM ended a request without an answer")
         return last
+
+    async def _answer(self, call: Awaitable[T]) -> T:
+        """The result of any call but a draw, of which alone vLLM says when its process ends. Raises as `_alive`."""
+        answer = asyncio.ensure_future(self._alive(call))
+        try:
+            while not answer.done():
+                await asyncio.wait([answer], timeout=_LOOK_SECONDS)
+                if not answer.done() and not all(child.is_alive() for child in self._children):
+                    raise ProcessError(self._cause())
+            return answer.result()
+        finally:
+            answer.cancel()
 
     async def _alive(self, call: Awaitable[T]) -> T:
         """The call's result. vLLM's errors become `ProcessError` if its process is gone, `RunError` for one request."""

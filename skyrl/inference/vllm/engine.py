@@ -167,12 +167,13 @@ class VLLMEngine:
     async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
         """Replaces the weights and adopts `version`; see `InferenceEngine.load_weights`.
 
-        Names and shapes are checked first. vLLM then replaces layer by layer, so that any later failure puts this
-        engine out of service.
+        Names and shapes are checked first. vLLM then replaces layer by layer, so that after any later failure this
+        engine is out of service until a complete set of weights has been loaded.
         """
         if not self._paused:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
-        self._refuse_if_out_of_service()
+        if self._closed or isinstance(incoming, Adapter):  # an adapter does not complete the weights below it
+            self._refuse_if_out_of_service()
         refuse_beside_adapters(self._adapters.by_name)
         if isinstance(incoming, Adapter):
             refuse_foreign(incoming, self._expected.matrices)
@@ -218,7 +219,10 @@ class VLLMEngine:
             self._refuse_if_out_of_service()
             async with nullcontext() if request.adapter is None else self._adapters.using(request.adapter) as adapter:
                 samples = [self._sample(request, index, limit, adapter) for index in range(len(request.keys))]
-                return tuple(await gather_or_cancel(samples))
+                completions = tuple(await gather_or_cancel(samples))
+            if self._broken:  # closing let kept samples go on, with incomplete weights
+                raise WeightSyncError(self._broken)
+            return completions
 
     def _refuse_if_out_of_service(self) -> None:
         if self._closed:
@@ -262,32 +266,43 @@ class VLLMEngine:
 
     async def _resume(self) -> None:
         self._paused = False
-        await self._backend.resume()
+        if not self._broken:  # samples that a pause keeps do not go on with incomplete weights
+            await self._backend.resume()
         self._gate.open()
 
     async def _reload_weights(self, incoming: IncomingWeights, version: int) -> None:
-        """Replaces the weights in vLLM's workers, or adopts an adapter beside them."""
-        problem = ""
-        try:
+        """Replaces the weights in vLLM's workers, or adopts an adapter beside them.
+
+        Raises `ProcessError` if vLLM is dead, and `WeightSyncError` for weights that are incomplete after any other
+        error. An adapter that does not arrive whole leaves the old one in place.
+        """
+        with TemporaryDirectory() as folder:
             if isinstance(incoming, Adapter):
-                with TemporaryDirectory() as folder:
-                    await asyncio.to_thread(write_adapter, incoming, Path(folder))  # compared with its digests
-                    await self._backend.adopt_adapter(folder)
-            else:
-                plain = incoming if self._backend.shares_memory else as_plain(incoming)  # type: ignore[arg-type]  # shared: tensors
-                outcomes = await self._backend.call_workers("skyrl_load_weights", plain, self._expected.tied)
-                problem = load_failure(outcomes, incoming)
-            if not problem and not await self._backend.drop_caches(version):
-                problem = "vLLM could not drop what it had computed with the old weights"
-        except Exception as error:  # noqa: BLE001 - after any error the weights are incomplete
-            problem = next(iter(str(error).splitlines()), type(error).__name__)
+                await asyncio.to_thread(write_adapter, incoming, Path(folder))  # compared with its digests
+            try:
+                problem = await self._replace_in_workers(incoming, folder)
+                if not problem and not await self._backend.drop_caches(version):
+                    problem = "vLLM could not drop what it had computed with the old weights"
+            except ProcessError:
+                raise
+            except Exception as error:  # noqa: BLE001 - vLLM passes on errors of its workers as `Exception`
+                problem = next(iter(str(error).splitlines()), type(error).__name__)
         if problem:
             self._broken = (
                 f"this engine is out of service: loading weights of version {version} stopped halfway: {problem}"
             )
             raise WeightSyncError(self._broken)
-        self.weight_version = version
+        self._broken, self.weight_version = "", version
         _log.info("weights of version %d", version)
+
+    async def _replace_in_workers(self, incoming: IncomingWeights, adapter_folder: str) -> str:
+        """Returns an empty string, or why that stopped halfway."""
+        if isinstance(incoming, Adapter):
+            await self._backend.adopt_adapter(adapter_folder)
+            return ""
+        plain = incoming if self._backend.shares_memory else as_plain(incoming)  # type: ignore[arg-type]  # shared: tensors
+        outcomes = await self._backend.call_workers("skyrl_load_weights", plain, self._expected.tied)
+        return load_failure(outcomes, incoming)
 
     async def _start(
         self, config: InferenceEngineConfig, arguments: dict[str, Any], adapters: Mapping[str, str]

@@ -96,6 +96,27 @@ def load_in_place(worker: Worker, weights: Iterable[tuple[str, Tensor]]) -> None
         _process_attention(model, worker.model_config)
 
 
+@contextmanager
+def repairable(worker: Worker) -> Iterator[None]:
+    """If loading fails in the block, a complete later load replaces all that came of it.
+
+    vLLM's reloading would otherwise go on where it stopped: a layer of which a part had come would be made of that part
+    and of newer ones.
+    """
+    try:
+        yield
+    except BaseException:
+        layerwise = importlib.import_module(f"{_RELOAD}.layerwise")
+        model = worker.model_runner.get_model()
+        for layer in map(layerwise.get_layerwise_info, model.modules()):
+            if layer.can_load():  # it was not yet rebuilt: as one of which nothing has come, it gets its tensors back
+                layer.loaded_weights.clear()
+                layer.load_numel = layer.load_numel_total = 0
+        with importlib.import_module("vllm.config").set_current_vllm_config(worker.vllm_config):
+            layerwise.finalize_layerwise_reload(model, worker.model_config)
+        raise
+
+
 class ModelConfig(Protocol):
     """The part of vLLM's configuration of a model that is used here."""
 

@@ -20,13 +20,12 @@ from transformers import AutoTokenizer
 from skyrl.errors import WeightSyncError
 from skyrl.inference.sampling import Drawable
 from skyrl.inference.vllm.environment import end_with_host
-from skyrl.inference.vllm.in_place import ReadBack, in_place_obstacle, load_in_place, without_reloading
+from skyrl.inference.vllm.in_place import ReadBack, in_place_obstacle, load_in_place, repairable, without_reloading
 from skyrl.inference.vllm.keyed_draws import Sampler, draw_by_keys
 from skyrl.models.files.naming import stored_names
 from skyrl.weight_receiver import vllm_native
 from skyrl.weight_receiver.incoming_weights import (
     IncomingWeights,
-    SharedWeights,
     VLLMNativeWeights,
     Weights,
     acknowledgement,
@@ -82,6 +81,7 @@ class WorkerExtension:
 
     def skyrl_load_weights(self, incoming: Mapping[str, Any] | IncomingWeights, tied: Mapping[str, str]) -> str:
         """Replaces all weights by those that arrive. Returns their acknowledgement, or why that stopped halfway.
+        The next complete load then replaces all weights.
 
         `incoming` is plain data, or the set itself if it comes from this process. `tied` maps the second name of each
         tied weight to its first.
@@ -93,7 +93,7 @@ class WorkerExtension:
             self.skyrl_logged_reason = True
             _log.info("vLLM rebuilds its layers for new weights: %s", reason)
         in_place = not reason
-        must_copy = not (in_place or isinstance(received, SharedWeights))
+        must_copy = isinstance(received, VLLMNativeWeights) and not in_place
         needs_read_back = in_place and not getattr(self, "skyrl_read_back", False)
         read_back = ReadBack(self.model_runner.get_model()) if needs_read_back else None
 
@@ -103,7 +103,7 @@ class WorkerExtension:
             return read_back.record(expanded) if read_back else expanded
 
         try:
-            with read_back or nullcontext():
+            with repairable(self), read_back or nullcontext():
                 if isinstance(received, VLLMNativeWeights):
                     with without_reloading() if in_place else nullcontext():
                         vllm_native.receive(self, worker_index, received, named)
@@ -148,8 +148,8 @@ def under_all_names(weights: Weights, tied: Mapping[str, str], *, copied: bool) 
     """Each weight with its whole shape, a tied one under its second names too: vLLM would not update a head that is not
     among them.
 
-    Tensors are `copied` where vLLM keeps those of a layer until all of them have arrived: an incoming set makes each
-    tensor valid only until the next one.
+    Tensors are `copied` where vLLM keeps those of a layer until all of them have arrived, in memory that its transfer
+    uses again.
     """
     names: dict[str, list[str]] = {}
     for second, first in tied.items():

@@ -15,6 +15,7 @@ TABLE = "trainer.policy.megatron_config."
 EXPERT, DISPATCHER = TABLE + "expert_model_parallel_size", TABLE + "moe_token_dispatcher_type"
 SCORE, BIAS = TABLE + "moe_router_score_function", TABLE + "moe_router_enable_expert_bias"
 PROFILER = TABLE + "torch_profiler_config."
+KWARGS = TABLE + "optimizer_config_kwargs."
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "megatron_needs_cuda": [(MEGATRON, "trainer.strategy")],
@@ -46,6 +47,9 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             PROFILER + "save_path",
         ),
     ],
+    "optimizer_kwargs_have_no_field": [
+        ({**MEGATRON, KWARGS + name: 1}, KWARGS + name) for name in ("lr", "adam_beta1", "clip_grad", "bf16")
+    ],
     "gather_overlap_needs_reduce_overlap": [
         (
             {**MEGATRON, "trainer.policy.megatron_config.ddp_config.overlap_param_gather": True},
@@ -55,6 +59,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
+    "optimizer_kwargs_have_no_field": {**MEGATRON, KWARGS + "optimizer_cpu_offload": True},
     "megatron_needs_cuda": {**MEGATRON, "trainer.device": "cuda"},
     "megatron_needs_adam_or_sgd": MUON,
     "megatron_has_no_dropout": {**MEGATRON, DROPOUT: 0.1},

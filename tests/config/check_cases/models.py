@@ -9,6 +9,7 @@ from tests.config.check_cases.settings import APART, CRITIC, LORA, gpus
 DEEPSPEED: dict[str, Any] = {"trainer.strategy": "deepspeed"}
 ZERO = "trainer.policy.deepspeed_config.zero_optimization."
 PRESCALE = "trainer.policy.deepspeed_config.prescale_gradients"
+THETA = "trainer.policy.model_config_kwargs.rope_theta"
 PRECISION = "trainer.policy.fsdp_config.mixed_precision."
 WRAP = "trainer.policy.fsdp_config.wrap_policy"
 OPTIMIZER = "trainer.policy.optimizer_config.optimizer"
@@ -20,6 +21,9 @@ DECAY, EPSILON, BETAS = (
 )
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "rotary_embeddings_are_given_once": [
+        ({"trainer.rope_theta": 1e6, "trainer.policy.model_config_kwargs": {"rope_theta": 1e4}}, THETA)
+    ],
     "learning_rates_suit_fine_tuning": [
         ({**CRITIC, f"trainer.{model}.{RATE}": rate}, f"trainer.{model}.{RATE}")
         for model in ("policy", "critic")
