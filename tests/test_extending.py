@@ -80,7 +80,7 @@ class FadedConfig:
         Edit(
             "skyrl/config/settings/losses.py",
             '    "importance_sampling": LossFacts(',
-            '    "faded": LossFacts(loss_class="clipped_losses:FadedLoss", table="faded"),\n',
+            '    "faded": LossFacts(loss_class="clipped_losses:FadedLoss", table="faded", ratio_fields=("width",)),\n',
         ),
         Edit("skyrl/config/settings/algorithm.py", "    GMPOConfig,", "    FadedConfig,\n"),
         Edit(
@@ -93,12 +93,15 @@ class FadedConfig:
     ),
     """
 from skyrl.algorithms.clipped_losses import FadedLoss
-from skyrl.config import FadedConfig, check, load
+from skyrl.config import FadedConfig, check, load, resolve
 from skyrl.training.objective import policy_loss
 
 chosen = load([], {"trainer.algorithm.policy_loss_type": "faded", "trainer.algorithm.faded.width": 0.5})
 assert chosen.config.trainer.algorithm.faded == FadedConfig(width=0.5)
 assert policy_loss(chosen.config.trainer.algorithm) == FadedLoss(width=0.5)
+one_step = {"trainer.train_batch_size": 8, "trainer.policy_mini_batch_size": 8}
+chosen = load([], {"trainer.algorithm.policy_loss_type": "faded", "trainer.algorithm.faded.width": 0.5, **one_step})
+assert "trainer.algorithm.faded.width" in {each.path for each in check(resolve(chosen.config), chosen.origins)}
 idle = load([], {"trainer.algorithm.faded.width": 0.5})
 messages = [each.message for each in check(idle.config, idle.origins) if each.path == "trainer.algorithm.faded"]
 assert messages == ["has no effect in this run: it acts only when the loss is faded"], messages
@@ -188,13 +191,35 @@ class Offline:
         Edit(
             "skyrl/config/settings/trackers.py",
             '    "mlflow": TrackerFacts(',
-            '    "listed": TrackerFacts(\n'
-            '        tracker_class="skyrl.tracking.offline:Offline", package="json", extra="listed"\n    ),\n',
+            """    **dict.fromkeys(
+        ("listed", "noted"),
+        TrackerFacts(tracker_class="skyrl.tracking.offline:Offline", package="json", extra="listed"),
+    ),
+""",
+        ),
+        Edit(
+            "skyrl/config/settings/trackers.py",
+            "@frozen\nclass TrackersConfig",
+            '''@frozen
+class NotedConfig(BaseConfig):
+    """Notes, read where `logger` names `noted`."""
+
+    path: str | None = field(default=None, metadata=FREE)
+    """File of the notes."""
+
+
+''',
+        ),
+        Edit(
+            "skyrl/config/settings/trackers.py",
+            "    wandb: WandbConfig = ",
+            '    noted: NotedConfig = NotedConfig()\n    """Notes."""\n\n',
         ),
     ),
     """
 import json, os
 from pathlib import Path
+from skyrl.cli.results.track import track
 from skyrl.config import SFTConfig, check, load, resolve
 from skyrl.config.loading.stored import stored_form
 from skyrl.tracking.factory import trackers_of
@@ -214,6 +239,13 @@ tracker.close()
 *lines, caller = map(json.loads, (folder / "listed").read_text().splitlines())
 assert lines == [[42], [1, {"reward/avg_raw_reward": 0.5}]], lines
 assert caller != os.getpid()
+(folder / "listed").unlink()
+track([str(folder), "--to", "listed", "--new"], standalone_mode=False)
+*again, caller = map(json.loads, (folder / "listed").read_text().splitlines())
+assert again == lines, again
+idle = load([], {"trainer.trackers.noted.path": "notes"})
+messages = [each.message for each in check(idle.config, idle.origins) if each.path == "trainer.trackers.noted"]
+assert messages == ["has no effect in this run: it acts only when logger names noted"], messages
 """,
 )
 
@@ -298,12 +330,12 @@ ENGINE = Recipe(
 
 
 class OtherServer:
-    def __init__(self, url, deadlines):
-        self.url, self.deadlines = url, deadlines
+    def __init__(self, control, deadlines):
+        self.url, self.deadlines = control.url, deadlines
 
     @classmethod
     def of_engine(cls, config, samples, control, deadlines, workers):
-        return cls(control.url, deadlines)
+        return cls(control, deadlines)
 ''',
         ),
         Edit("skyrl/config/settings/engines.py", ', "sglang"] = "vllm"', ', "other"'),
@@ -317,10 +349,9 @@ class OtherServer:
         ),
     ),
     """
-from types import SimpleNamespace
 from skyrl.config import check, load, resolve
-from skyrl.config.derive.engine_backends import backend_of
-from skyrl.config.foundation.import_paths import load_builtin
+from skyrl.experiments.factories import server_api
+from skyrl.inference.servers.server_api import ServerDeadlines
 
 ENGINE = "generator.inference_engine."
 loaded = load([], {
@@ -333,15 +364,26 @@ reported = {each.path for each in check(run, loaded.origins)}
 written = {path for path in loaded.origins if path in reported}
 assert written == {ENGINE + "enforce_eager"}, (written, check(run, loaded.origins))
 engine = run.generator.inference_engine
-control = SimpleNamespace(url=engine.external_server_urls[0])
-server = load_builtin(backend_of(engine).server_api).of_engine(engine, control, control, "deadlines", None)
+server = server_api(engine, engine.external_server_urls[0], None, ServerDeadlines(call=7.0), workers=None)
 assert (type(server).__name__, server.url) == ("OtherServer", "http://127.0.0.1:7")
+assert server.deadlines.call == 7.0
 """,
 )
 
 KIND = Recipe(
-    2,
+    3,
     (
+        Edit(
+            "skyrl/experiments/distillation.py",
+            "",
+            '''"""Distillation."""
+
+
+class DistillationExp:
+    def __init__(self, cfg):
+        self.cfg = cfg
+''',
+        ),
         Edit(
             "skyrl/config/loading/distillation.py",
             "",
@@ -376,6 +418,7 @@ DISTILLATION = evolve(
     SFT,
     name="distillation",
     root=DistillationConfig,
+    experiment="skyrl.experiments.distillation:DistillationExp",
     roles=ROLES,
     sizes=lambda run: Sizes(models=grids_of(run, ROLES), colocate_all=False),
 )
@@ -399,6 +442,7 @@ values = {"model.path": ".", "train_datasets": ["rows.jsonl"], "batch_size": 4}
 gpus = {"placement.executor": "ray", "placement.num_gpus_per_node": 4}
 run = compose([], {"kind": "distillation", **values, **gpus}).config
 assert type(run) is DistillationConfig and kind_of(run) is DISTILLATION
+assert kind_of(run).experiment_class().__name__ == "DistillationExp"
 assert [role.name for role in roles_of(run)] == ["policy", "teacher"]
 pools = layout(kind_of(run).sizes(run)).pools
 assert pools == (Pool(name="policy+teacher", nodes=1, gpus_per_node=4),), pools

@@ -392,7 +392,7 @@ def server_engines(run: SkyRLTrainConfig, *, takes_weights: bool, needed: int = 
     router, urls = _addresses(engine, deadlines.start)
     return [
         HttpEngine(
-            _dialect(engine, url, router, deadlines, workers_of_an_engine(run) if joins_servers(run) else None),
+            server_api(engine, url, router, deadlines, workers_of_an_engine(run) if joins_servers(run) else None),
             model_path=path,
             heartbeat=deadlines.heartbeat,
             needed=needed,
@@ -437,14 +437,17 @@ def _addresses(engine: InferenceEngineConfig, seconds: float) -> tuple[str | Non
     return router, urls
 
 
-def _dialect(
+def server_api(
     engine: InferenceEngineConfig, url: str, router: str | None, deadlines: ServerDeadlines, workers: int | None
 ) -> ServerApi:
+    """The API of the engine at `url`, whose samples are drawn through `router`, if there is one. `workers` is the
+    number of its workers that join a group to receive weights, None if weights come as files.
+    """
     token = None if engine.external_token is None else api_key(engine.external_token.name)
     samples = Connection(router or url, token=token, most=engine.max_num_seqs)
     control = Connection(url, token=token, most=8)  # a separate one: a command does not wait behind samples
     server_class: type[ServerApi] = load_builtin(backend_of(engine).server_api)
-    return server_class.of_engine(engine)(samples, control, deadlines, workers=workers)
+    return server_class.of_engine(engine, samples, control, deadlines, workers)
 
 
 def served_teacher(endpoint: TeacherServerConfig, url: str) -> ServedTeacher:

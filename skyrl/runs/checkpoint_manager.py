@@ -45,12 +45,12 @@ class CheckpointManager:
         run: AnyRun,
         store: CheckpointStore,
         models: Mapping[str, ScorerGroup[Any]],
-        turns: TimeSharing,
+        time_sharing: TimeSharing,
         folder: RunFolder,
         last: LastMetrics,
     ) -> None:
         """`folder` has the records of steps that a rollback deletes; `last` has the metrics of the step being saved."""
-        self._run, self._store, self._models, self._turns = run, store, models, turns
+        self._run, self._store, self._models, self._time_sharing = run, store, models, time_sharing
         self._folder, self._last = folder, last
         self._pending = PendingSave()
         self.input_digests: Digests = {}
@@ -65,12 +65,12 @@ class CheckpointManager:
         await self._pending.finish()
         await self._folder.samples.finished()
         for name, model in self._models.items():
-            await self._turns.for_learning(name)
+            await self._time_sharing.for_learning(name)
             await model.refuse_non_finite_state()
         numbers: dict[str, Any] = {}
         need = 0
         for name, model in self._models.items():
-            await self._turns.for_learning(name)
+            await self._time_sharing.for_learning(name)
             numbers[name], size = await model.stage()
             need += size
         checkpoint = Checkpoint(
@@ -98,7 +98,7 @@ class CheckpointManager:
     async def restore(self, checkpoint: Checkpoint) -> None:
         """Load the models from the checkpoint. Raises `ResumeError` for a checkpoint of other models."""
         for name, model in self._models.items():
-            await self._turns.for_learning(name)
+            await self._time_sharing.for_learning(name)
             stored, step = checkpoint.models.get(name), checkpoint.step
             if stored is None:
                 raise ResumeError(f"the checkpoint of step {step} contains no {name}: it is from another run")

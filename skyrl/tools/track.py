@@ -30,8 +30,8 @@ def deliver(folder: Path, service: str, overrides: Sequence[str] = (), *, new: b
     stored = stored_run(folder)
     changed: Any = load([str(folder)], overrides, type(stored)).config
     trainer: RunBasics = resolve(changed).trainer
-    own = getattr(trainer.trackers, service)
-    lacks = lacks_of(service, mode=getattr(own, "mode", None), elsewhere=trainer.trackers.python is not None)
+    settings = getattr(trainer.trackers, service, None)
+    lacks = lacks_of(service, mode=getattr(settings, "mode", None), elsewhere=trainer.trackers.python is not None)
     if problems := [Problem(path="--to", message=lack, hint=remedy) for lack, remedy in lacks]:
         raise ConfigError(problems, title=f"{service} is not available")
     run = service_run(trainer, service, folder)

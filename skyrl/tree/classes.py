@@ -26,7 +26,10 @@ from skyrl.tree.names import nearest
 from skyrl.tree.types import ClassOf, TypeMismatch, class_of, coerce_exact, config_class, remembered
 
 C = TypeVar("C")
-Role = Literal["identity", "numerics", "free"]
+ResumeRole = Literal["identity", "numerics", "free"]
+"""What a change of a field on resume does. `numerics`, the default, is a field that changes numbers of the run: it may
+differ on resume only on request, and is in the fingerprint.
+"""
 
 IDENTITY = {"role": "identity"}
 """Metadata of a field that identifies the run: a different value makes it a different run."""
@@ -158,9 +161,9 @@ def unmark_written(config: C, name: str) -> C:
 _WRITTEN = "__written__"
 
 
-def role_of(attribute: attrs.Attribute[Any]) -> Role:
-    """Role of the field: a change on resume makes another run, changes its numbers, or changes neither."""
-    role: Role = attribute.metadata.get("role", "numerics")
+def resume_role(attribute: attrs.Attribute[Any]) -> ResumeRole:
+    """Role of the field on resume: a change makes another run, changes its numbers, or changes neither."""
+    role: ResumeRole = attribute.metadata.get("role", "numerics")
     return role
 
 

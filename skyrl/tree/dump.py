@@ -13,7 +13,7 @@ import attrs
 import cattrs
 
 from skyrl.tree.builder import structure
-from skyrl.tree.classes import class_name, fields_of, is_config, role_of, tables_of
+from skyrl.tree.classes import class_name, fields_of, is_config, resume_role, tables_of
 from skyrl.tree.masking import masked
 from skyrl.tree.types import Secret, class_of
 
@@ -103,11 +103,11 @@ def flatten(
         for name, attribute in fields_of(type(table)).items():
             value = getattr(table, name)
             if class_of(attribute.type):
-                if role_of(attribute) in roles:
+                if resume_role(attribute) in roles:
                     spread(leaf(value), prefix + name)
             elif attrs.has(type(value)):
                 visit(value, f"{prefix}{name}.")
-            elif role_of(attribute) in roles:
+            elif resume_role(attribute) in roles:
                 flat[prefix + name] = leaf(value)
 
     visit(config, "")

@@ -38,7 +38,7 @@ from skyrl.config import (
 from skyrl.config.cluster import ContainerConfig
 from skyrl.errors import ConfigError
 from skyrl.tree import evolve_at, field, fingerprint, frozen, get_at
-from skyrl.tree.classes import class_name, docs_of, fields_of, leaf_paths, role_of, table_paths
+from skyrl.tree.classes import class_name, docs_of, fields_of, leaf_paths, resume_role, table_paths
 from skyrl.tree.types import config_class
 from skyrl.tree.validators import positive
 from tests.config.leaves import each
@@ -199,7 +199,7 @@ def test_every_class_comes_back_alone(cls: type[Any]) -> None:
 
 
 def test_every_leaf_can_be_left_to_a_role() -> None:
-    roles = {path: role_of(attribute) for path, attribute in leaf_paths(SkyRLTrainConfig)}
+    roles = {path: resume_role(attribute) for path, attribute in leaf_paths(SkyRLTrainConfig)}
     assert {roles[path] for path in roles if path.endswith(("model.path", "_data", "env_class"))} == {"identity"}
     assert {roles[path] for path in roles if path.endswith(("_interval", "_name", "_port"))} == {"free"}
     assert roles["trainer.policy.optimizer_config.lr"] == roles["trainer.train_batch_size"] == "numerics"

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.cli.results.track import SERVICES
 from skyrl.config import ConfigError, TrainerConfig
-from skyrl.config.settings.trackers import TRACKERS
 from skyrl.tracking.console import Console
 from skyrl.tracking.factory import trackers_of
 
@@ -31,7 +29,3 @@ def test_the_console_is_made_once_however_often_it_is_named(tmp_path: Path) -> N
 def test_a_tracker_that_does_not_exist_is_refused_by_name(logger: str | tuple[str, ...], hint: str) -> None:
     with pytest.raises(ConfigError, match=f"is not one of: console, wandb(.|\n)*{hint}"):
         TrainerConfig(logger=logger)
-
-
-def test_the_command_delivers_to_every_tracker_that_is_outside_of_the_run() -> None:
-    assert list(SERVICES) == [name for name, facts in TRACKERS.items() if not facts.in_run]

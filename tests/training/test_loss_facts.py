@@ -62,6 +62,12 @@ def test_a_loss_reads_the_logprobs_that_the_table_has_for_it(algorithm: Algorith
 
 
 @EVERY_LOSS
+def test_a_loss_reads_advantages_where_the_table_says_so(algorithm: AlgorithmConfig) -> None:
+    facts = loss_facts(algorithm)  # a loss of pairs gets its weights in place of advantages
+    assert moved(algorithm, "advantages") == (facts.reads_advantages or facts.learns_from_pairs)
+
+
+@EVERY_LOSS
 def test_a_loss_reads_the_fields_that_the_table_has_for_it(algorithm: AlgorithmConfig) -> None:
     loss = policy_loss(algorithm)
     read = {name for name, value in CHANGED.items() if policy_loss(evolve_at(algorithm, name, value)) != loss}

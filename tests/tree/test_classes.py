@@ -22,7 +22,7 @@ from skyrl.tree.classes import (
     is_config,
     known_class,
     leaf_paths,
-    role_of,
+    resume_role,
     table_paths,
 )
 from tests.tree.trees import Model, Optimizer, Run
@@ -268,12 +268,12 @@ def test_paths_lead_to_every_leaf_and_table_those_of_optional_tables_included() 
 
 
 def test_a_field_is_numerics_unless_it_says_otherwise() -> None:
-    assert {name: role_of(attribute) for name, attribute in fields_of(Model).items()} == {
+    assert {name: resume_role(attribute) for name, attribute in fields_of(Model).items()} == {
         "path": "identity",
         "optimizer": "numerics",
         "extra": "numerics",
     }
-    assert role_of(fields_of(Run)["name"]) == "free"
+    assert resume_role(fields_of(Run)["name"]) == "free"
     assert IDENTITY["role"] != FREE["role"]
 
 

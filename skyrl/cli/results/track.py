@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from skyrl.cli.command_line.commands import examples
+from skyrl.config.settings.trackers import TRACKERS
 
-SERVICES = ("wandb", "tensorboard", "mlflow", "swanlab")
-"""Names of trackers, repeated here so that other commands need not import the configuration."""
+SERVICES = [name for name, facts in TRACKERS.items() if not facts.in_run]
+"""Names of the trackers that read the run's folder."""
 
 
 @click.command(epilog=examples("skyrl track runs/mine --to wandb"))

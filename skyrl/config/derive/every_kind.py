@@ -12,6 +12,8 @@ from skyrl.config.derive import rules_in
 from skyrl.config.foundation.intervals import read_interval
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
+from skyrl.config.settings.trackers import TrackersConfig
+from skyrl.tree.classes import tables_of
 from skyrl.tree.rules import Condition, Effect, effects, fields_in, is_one, join_choices, rule
 
 
@@ -168,7 +170,7 @@ EVERY_KIND_EFFECTS: tuple[Effect, ...] = (
     Effect("use_liger_kernel", _cuda_condition("") & _OWN_KERNELS),
     Effect("gradient_checkpointing", _cuda_condition(" (a CPU has the memory)") & _OWN_RECOMPUTATION),
     Effect("offload_activations", _RECOMPUTES),
-    *(Effect(f"trackers.{name}", _names(name)) for name in ("wandb", "swanlab", "mlflow", "tensorboard")),
+    *(Effect(f"trackers.{name}", _names(name)) for name in tables_of(TrackersConfig)),
     *effects(_SERVICE, *fields_in("trackers", "tags notes group sample_rows finish_seconds python")),
     Effect("trackers.job_type", _names("wandb", "swanlab", "mlflow")),
     Effect("faults.on_lost_rank", _ON_RAY),

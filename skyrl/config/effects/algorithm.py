@@ -49,16 +49,22 @@ _DISCOUNTS = Condition(
     "the estimator is gae, reinforce++ or your own in the signature of SkyRL or verl, or there is a critic",
     lambda run: "gamma" in estimator_facts(run.trainer.algorithm).fields or has_critic(run),
 )
-_READS_ADVANTAGES = Condition(
-    "the loss reads advantages (online_dpo does not)",
+_LEARNS_FROM_ANSWERS = Condition(
+    "the loss is not one of pairs (online_dpo is)",
     lambda run: not loss_facts(run.trainer.algorithm).learns_from_pairs,
+)
+_NEEDS_ADVANTAGES = Condition(
+    "advantages or returns are read ("
+    + join_choices([name for name, facts in POLICY_LOSSES.items() if not facts.reads_advantages], "and")
+    + " read none, a critic does)",
+    lambda run: loss_facts(run.trainer.algorithm).reads_advantages or has_critic(run),
 )
 
 
-@condition("use_kl_in_reward is true, or use_kl_loss with a loss that reads advantages (not online_dpo)")
+@condition("use_kl_in_reward is true, or use_kl_loss with a loss that is not one of pairs (online_dpo is)")
 def _has_kl_term(run: SkyRLTrainConfig) -> bool:
     algorithm = run.trainer.algorithm
-    return algorithm.use_kl_in_reward or (algorithm.use_kl_loss and _READS_ADVANTAGES.holds(run))
+    return algorithm.use_kl_in_reward or (algorithm.use_kl_loss and _LEARNS_FROM_ANSWERS.holds(run))
 
 
 _READS_OLD_LOGPROBS = Condition(
@@ -101,7 +107,8 @@ _FURTHER_CONDITIONS = {
     **dict.fromkeys(("eps_clip_low", "eps_clip_high"), _ratio_can_differ_from_1),
     # `torch.minimum` splits the gradient between equal terms: a bound of 1 halves it even where the ratio is 1.
     "clip_ratio_c": is_one("trainer.algorithm.clip_ratio_c", 1) | _ratio_can_differ_from_1,
-    **dict.fromkeys(("grpo_norm_by_std", "lambd", "whiten_advantages", "advantage", "max_seq_len"), _READS_ADVANTAGES),
+    **dict.fromkeys(("grpo_norm_by_std", "lambd", "whiten_advantages", "advantage"), _NEEDS_ADVANTAGES),
+    "max_seq_len": _LEARNS_FROM_ANSWERS,
 }
 """Conditions on the whole run, for fields in `_EFFECTS_IN_TABLE` that depend on more than `trainer.algorithm`."""
 
@@ -179,18 +186,20 @@ _EFFECTS_IN_TABLE: tuple[Effect, ...] = (
 
 ALGORITHM_EFFECTS: tuple[Effect, ...] = (
     *effects(_has_kl_term, *fields_in("trainer.algorithm", "kl_loss_coef kl_estimator_type")),
-    *effects(_READS_ADVANTAGES, *fields_in("trainer.algorithm", "use_kl_loss advantage_estimator loss_reduction")),
-    *effects(_READS_ADVANTAGES, *fields_in("trainer.algorithm", "advantage_batch_normalize advantage_norm")),
+    *effects(_LEARNS_FROM_ANSWERS, *fields_in("trainer.algorithm", "use_kl_loss loss_reduction")),
+    *effects(
+        _NEEDS_ADVANTAGES,
+        *fields_in("trainer.algorithm", "advantage_estimator advantage_batch_normalize advantage_norm"),
+    ),
     *effects(CRITIC, *fields_in("trainer.algorithm", "value_clip value_head_prefix normalize_values")),
     Effect("trainer.algorithm.distillation", DISTILLS),
-    Effect("trainer.algorithm.max_importance_ratio", _compares_with_an_old_policy & _READS_ADVANTAGES),
-    Effect("trainer.algorithm.gamma", _DISCOUNTS & _READS_ADVANTAGES),
-    # Bounds of the ratio in the table of a loss, whose own condition is that this loss is chosen.
-    *effects(
-        _ratio_can_differ_from_1,
-        *fields_in("trainer.algorithm.gmpo", "log_clip_low log_clip_high"),
-        *fields_in("trainer.algorithm.cispo", "cispo_eps_clip_low cispo_eps_clip_high"),
-        *fields_in("trainer.algorithm.kl_cov", "kl_cov_frac ppo_kl_coef"),
+    Effect("trainer.algorithm.max_importance_ratio", _compares_with_an_old_policy & _LEARNS_FROM_ANSWERS),
+    Effect("trainer.algorithm.gamma", _DISCOUNTS & _NEEDS_ADVANTAGES),
+    # Fields in the table of a loss, whose own condition is that this loss is chosen.
+    *(
+        Effect(f"trainer.algorithm.{facts.table}.{field}", _ratio_can_differ_from_1)
+        for facts in POLICY_LOSSES.values()
+        for field in facts.ratio_fields
     ),
     *map(_add_further_condition, _EFFECTS_IN_TABLE),
 )

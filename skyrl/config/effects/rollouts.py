@@ -61,6 +61,9 @@ def _leaves_groups(run: SkyRLTrainConfig) -> bool:
     return kind_of_engine(engine) == "http" and engine.weight_sync_backend != "none"
 
 
+_SERVERS = backends_that(lambda backend: not backend.is_started_by_the_run, "or")
+"""Kinds of engine that always run already."""
+
 _CHANGES_ENGINES = Condition(
     "the run is on Ray and starts engines that share no GPUs (trainer.placement.colocate_all is false)",
     may_change_engines,
@@ -79,11 +82,11 @@ _SERVES = Condition(
 _ENGINES_RUN_ALREADY = Condition("the engines run already", lambda run: not starts_engines(run))
 _READS_TOKEN = Condition("the engines run already (external_server_urls names them)", _ENGINES_RUN_ALREADY.holds)
 _READS_RUN_ENGINES_LOCALLY = Condition(
-    "the engine is not http, and external_server_urls and external_proxy_url are not given",
+    f"the engine is not {_SERVERS}, and external_server_urls and external_proxy_url are not given",
     lambda run: starts_engines(run) or not run.generator.inference_engine.run_engines_locally,
 )
 _READS_URLS = Condition(
-    "the engines run already (run_engines_locally = false, external_proxy_url, or the engine is http), and "
+    f"the engines run already (run_engines_locally = false, external_proxy_url, or the engine is {_SERVERS}), and "
     "external_server_urls does not name them",
     lambda run: reads_remote_urls(run.generator.inference_engine),
 )

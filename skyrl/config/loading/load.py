@@ -148,9 +148,8 @@ def _builder(
     if root is None and kind is None and chosen is not SkyRLTrainConfig:
         names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))
         message = f"is missing, so this is read as a reinforcement-learning run, which has no {names}"
-        builder.problems.append(
-            Problem(path="kind", message=message, hint='write kind = "sft", "reward_model" or "preference"')
-        )
+        others = join_choices([f'"{name}"' for name in KINDS if name != "rl"], "or")
+        builder.problems.append(Problem(path="kind", message=message, hint=f"write kind = {others}"))
     return builder
 
 

@@ -15,7 +15,7 @@ from skyrl.config.loading.kinds import kind_of
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import joined
 from skyrl.tree.arguments import split_path
-from skyrl.tree.classes import docs_of, fields_of, role_of, table_class
+from skyrl.tree.classes import docs_of, fields_of, resume_role, table_class
 from skyrl.tree.dump import stored_value
 from skyrl.tree.suggestions import suggestion
 from skyrl.tree.types import describe
@@ -123,7 +123,7 @@ def _field(table: TableReference, path: str, root: type[Any], shared: tuple[str,
         "Type": describe(attribute.type),
         "Allowed": requirement_of(attribute.validator),
         "Default": f"`{default}`",
-        "May change on resume": _ON_RESUME[role_of(attribute)],
+        "May change on resume": _ON_RESUME[resume_role(attribute)],
     }
     lines = [f"### {path}", "", " ".join(f"{name}: {fact}." for name, fact in facts.items() if fact), ""]
     if doc := docs_of(type(table.values)).get(attribute.name):

@@ -208,6 +208,12 @@ class LossFacts:
     fields: tuple[str, ...] = ()
     """Other fields of `trainer.algorithm` that it reads."""
 
+    ratio_fields: tuple[str, ...] = ()
+    """Fields of `table` that have no effect where the ratio pi / pi_old is 1, such as bounds of it."""
+
+    reads_advantages: bool = True
+    """Whether the loss reads advantages."""
+
     reads_old_logprobs: bool = True
     """Whether the loss compares with the policy before the batch's first update. If no update needs that, no pass
     computes it."""
@@ -224,7 +230,7 @@ class LossFacts:
 
     learns_from_pairs: bool = False
     """Whether the loss is one of pairs of answers: rewards rank them, log-probabilities of a reference are compared
-    with, and no advantage is read."""
+    with, and `reads_advantages` is false."""
 
     zero_at_zero_advantage: bool = False
     """Whether loss and gradient are exactly 0 at tokens with advantage 0: rows with only such tokens skip the forward
@@ -255,10 +261,18 @@ POLICY_LOSSES: Mapping[str, LossFacts] = {
         loss_class="clipped_losses:GSPOLoss", fields=_CLIP, expects_sequence_mean=True, zero_at_zero_advantage=True
     ),
     "gmpo": LossFacts(
-        loss_class="clipped_losses:GMPOLoss", table="gmpo", expects_sequence_mean=True, zero_at_zero_advantage=True
+        loss_class="clipped_losses:GMPOLoss",
+        table="gmpo",
+        ratio_fields=("log_clip_low", "log_clip_high"),
+        expects_sequence_mean=True,
+        zero_at_zero_advantage=True,
     ),
     "cispo": LossFacts(
-        loss_class="clipped_losses:CISPOLoss", table="cispo", zero_at_zero_advantage=True, overrides_for=_cispo_facts
+        loss_class="clipped_losses:CISPOLoss",
+        table="cispo",
+        ratio_fields=("cispo_eps_clip_low", "cispo_eps_clip_high"),
+        zero_at_zero_advantage=True,
+        overrides_for=_cispo_facts,
     ),
     "sapo": LossFacts(
         loss_class="clipped_losses:SAPOLoss", table="sapo", expects_sequence_mean=True, zero_at_zero_advantage=True
@@ -266,7 +280,12 @@ POLICY_LOSSES: Mapping[str, LossFacts] = {
     "clip_cov": LossFacts(
         loss_class="covariance_losses:ClipCovLoss", table="clip_cov", fields=_CLIP, takes_corrections=False
     ),
-    "kl_cov": LossFacts(loss_class="covariance_losses:KLCovLoss", table="kl_cov", takes_corrections=False),
+    "kl_cov": LossFacts(
+        loss_class="covariance_losses:KLCovLoss",
+        table="kl_cov",
+        ratio_fields=("kl_cov_frac", "ppo_kl_coef"),
+        takes_corrections=False,
+    ),
     "rollout_is": LossFacts(
         loss_class="rollout_losses:RolloutISLoss",
         fields=_CLIP,
@@ -290,10 +309,13 @@ POLICY_LOSSES: Mapping[str, LossFacts] = {
         overrides_for=_decoupled_facts,
     ),
     "importance_sampling": LossFacts(loss_class="rollout_losses:ImportanceSamplingLoss", zero_at_zero_advantage=True),
-    "cross_entropy": LossFacts(loss_class="rollout_losses:CrossEntropyLoss", reads_old_logprobs=False),
+    "cross_entropy": LossFacts(
+        loss_class="rollout_losses:CrossEntropyLoss", reads_advantages=False, reads_old_logprobs=False
+    ),
     "online_dpo": LossFacts(
         loss_class="ranked_pairs:OnlineDPOLoss",
         table="online_dpo",
+        reads_advantages=False,
         reads_old_logprobs=False,
         takes_corrections=False,
         learns_from_pairs=True,

@@ -31,8 +31,8 @@ class SkyRLTrainConfig(RunConfig):
     """The training service of `skyrl serve-training`, in which clients hold the loop (docs/training-service.md)."""
 
     kind: Literal["rl"] = field(default="rl", metadata=IDENTITY)
-    """Kind of run, which decides the tree that a file is read into: this one, or `sft` or `reward_model` (docs/sft.md).
-    """
+    """Kind of run, which decides the tree that a file is read into: this one, or that of `sft`, `reward_model` or
+    `preference` (docs/sft.md, docs/preferences.md)."""
 
 
 SkyRLConfig = SkyRLTrainConfig

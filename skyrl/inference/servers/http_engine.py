@@ -322,7 +322,7 @@ class HttpEngine:
             if self._expected is not None and not facts.is_versioned:
                 raise UserError(
                     f"the inference server {self._server.url} takes no weights, or does not report their version at "
-                    f"{self._server.version_route}: start vLLM with VLLM_SERVER_DEV_MODE=1, or use it with "
+                    f"{self._server.version_route}: {self._server.version_remedy}, or use it with "
                     "weight_sync_backend = none, for skyrl eval and skyrl generate"
                 )
             if facts.max_model_len and facts.max_model_len < self._needed:

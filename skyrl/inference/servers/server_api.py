@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -64,6 +64,9 @@ class ServerApi(ABC):
     streamed: type[Streamed]
     """Class that puts a streamed answer together."""
 
+    version_remedy: str
+    """How to start a server that reports the version of its weights and receives new ones."""
+
     verifies_loads = False
     """Whether this library's code receives weights in the server, and verifies that its parameters hold them."""
 
@@ -81,9 +84,16 @@ class ServerApi(ABC):
         name, because vLLM would read an adapter that is loaded in place of another again with every step."""
 
     @classmethod
-    def of_engine(cls, config: InferenceEngineConfig) -> Callable[..., Self]:
-        """Makes the server of a run's engine from the remaining arguments of the class."""
-        return cls
+    def of_engine(
+        cls,
+        config: InferenceEngineConfig,
+        samples: Connection,
+        control: Connection,
+        deadlines: ServerDeadlines,
+        workers: int | None,
+    ) -> Self:
+        """The server of a run's engine. `config` has what this kind of server reads besides the class's arguments."""
+        return cls(samples, control, deadlines, workers=workers)
 
     @abstractmethod
     async def connect(self, *, claim: bool) -> ServerFacts:

@@ -85,6 +85,7 @@ class SGLangServer(ServerApi):
     """`ServerApi` of SGLang."""
 
     route, version_route, streamed = "/generate", "/model_info", Growing
+    version_remedy = "start a newer SGLang, which reports weight_version there"
 
     async def connect(self, *, claim: bool) -> ServerFacts:
         self.has_answered, self._adapter = False, ""

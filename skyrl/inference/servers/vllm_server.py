@@ -13,8 +13,7 @@ learner's only at temperature 1; the canary detects a difference.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -137,6 +136,7 @@ class VLLMServer(ServerApi):
     """`ServerApi` of vLLM's server."""
 
     route, version_route, streamed = _GENERATE, "/weight_info", Parts
+    version_remedy = "start vLLM with VLLM_SERVER_DEV_MODE=1"
 
     def __init__(
         self,
@@ -158,9 +158,22 @@ class VLLMServer(ServerApi):
         self._mode = "wait"
 
     @classmethod
-    def of_engine(cls, config: InferenceEngineConfig) -> Callable[..., Self]:
-        overrides_group = config.override_existing_update_group != "disable"
-        return partial(cls, model=config.served_model_name or "", overrides_group=overrides_group)
+    def of_engine(
+        cls,
+        config: InferenceEngineConfig,
+        samples: Connection,
+        control: Connection,
+        deadlines: ServerDeadlines,
+        workers: int | None,
+    ) -> Self:
+        return cls(
+            samples,
+            control,
+            deadlines,
+            model=config.served_model_name or "",
+            workers=workers,
+            overrides_group=config.override_existing_update_group != "disable",
+        )
 
     async def connect(self, *, claim: bool) -> ServerFacts:
         self.has_answered, self.route, self._adapter = False, _GENERATE, ""
