@@ -332,7 +332,7 @@ def batches(prompts: int, batch_size: int, epochs: int, tail: Tail) -> tuple[int
 
 
 def ends_before(most: int | None, rows: int, batch_size: int, epochs: tuple[str, int], tail: Tail) -> str:
-    """What to say of a number of steps that the data does not last for: `epochs` is the field of the number of epochs,
+    """Warning about a number of steps that the data does not last for: `epochs` is the field of the number of epochs,
     and its value. Empty if `most` is None or is reached, or if there are no epochs to train for.
     """
     field, number = epochs

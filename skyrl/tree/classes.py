@@ -27,7 +27,7 @@ from skyrl.tree.types import ClassOf, TypeMismatch, class_of, coerce_exact, conf
 
 C = TypeVar("C")
 ResumeRole = Literal["identity", "numerics", "free"]
-"""What a change of a field on resume does. `numerics`, the default, is a field that changes numbers of the run: it may
+"""Effect of a change of a field on resume. `numerics`, the default, is a field that changes numbers of the run: it may
 differ on resume only on request, and is in the fingerprint.
 """
 

@@ -100,7 +100,7 @@ def machine_facts(run: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _tasks(run: RunConfig) -> Iterator[str]:
-    """What was tried of each task that judged a row, and what was not."""
+    """Tasks that judged a row, and tools of theirs that were not called."""
     from skyrl.config.loading.kinds import samples_rollouts
     from skyrl.experiments.first_rows import tried_tasks
 
