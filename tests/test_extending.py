@@ -481,7 +481,7 @@ RULE = Recipe(
     (
         Edit(
             "skyrl/config/derive/rules.py",
-            "def _older_default_of_logs",
+            "_OLDER_DEFAULTS: Mapping",
             '''@rule(writes="generator.max_trajectories_in_flight", reads=("generator.n_samples_per_prompt",))
 def a_group_is_in_flight(run: SkyRLTrainConfig) -> int:
     """All samples of a prompt are drawn together."""
