@@ -332,7 +332,15 @@ class StepsInLogs:
         """Does nothing: no resource is held."""
 
 
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""
+
+
 _READ: Mapping[str, Callable[[], object]] = {
+    "os.chdir": _working_folder,
     "torch.set_default_dtype": torch.get_default_dtype,
     "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
     "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision,
@@ -341,11 +349,14 @@ _READ: Mapping[str, Callable[[], object]] = {
     "torch.backends.cudnn.deterministic": lambda: torch.backends.cudnn.deterministic,
     "sys.setrecursionlimit": sys.getrecursionlimit,
 }
-"""What sets a setting -> what reads it. Settings of a thread, such as grad mode, do no harm in threads of rewards."""
+"""Function that changes a setting -> function that reads it. Settings of a thread, such as grad mode, do no harm in
+threads of rewards."""
 
 
 class ProcessSettings:
-    """The settings at the start of training. As a tracker, it reports after a step what has changed since, once."""
+    """The settings at the start of training. As a tracker, it reports after a step what has changed since, once, and
+    returns to the working folder, from which the paths of a run start.
+    """
 
     def __init__(self) -> None:
         self.begin()
@@ -360,6 +371,8 @@ class ProcessSettings:
             self._told = now
             if changed := self._changes():
                 notice(f"warning: {changed}: the numbers of the run may depend on it")
+        if now["os.chdir"] != self._before["os.chdir"]:
+            os.chdir(str(self._before["os.chdir"]))
 
     def close(self) -> None:
         """Does nothing: no resource is held."""

@@ -177,13 +177,18 @@ def wait_for(store: Store, keys: Sequence[str], timeout: float, absent: Callable
     """
     began = time.monotonic()
     while keys and not store.check(list(keys)):
-        if store.check([_ABORTED]):
-            raise WeightSyncError(f"the weights were not sent: {store.get(_ABORTED).decode()}")
+        refuse_if_aborted(store)
         waited = time.monotonic() - began
         if waited > timeout:
             missing = [key for key in keys if not store.check([key])]
             raise WeightSyncError(f"after {timeout:g} s, {absent(missing)}")
         time.sleep(min(max(waited / 8, _SHORTEST_POLL_SECONDS), _LONGEST_POLL_SECONDS))
+
+
+def refuse_if_aborted(store: Store) -> None:
+    """Raises `WeightSyncError` with the reason if a member has ended the transfer."""
+    if store.check([_ABORTED]):
+        raise WeightSyncError(f"the weights were not sent: {store.get(_ABORTED).decode()}")
 
 
 class Channel(ABC):
@@ -267,7 +272,11 @@ class MemoryChannel(Channel):
             self._store, [key], self._timeout, lambda _: f"the learner sent no more weights to member {self._rank}"
         )
         process, file, size = map(int, self._store.get(key).split())
-        content = _mapped(process, file, size)
+        try:
+            content = _mapped(process, file, size)
+        except RuntimeError:  # the sender has given up and let go of the file, or it has ended
+            refuse_if_aborted(self._store)
+            raise
         self._store.set(_taken_key(key, self._rank), "")
         return content
 

@@ -88,6 +88,19 @@ def test_a_reward_that_leaves_no_room_for_calls_is_named_wherever_the_run_then_f
     assert "(sys.setrecursionlimit: 1000 before, 60 now). The run then failed: RecursionError: maximum" in output
 
 
+def test_a_run_returns_to_its_working_folder_after_a_reward_that_left_it(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").symlink_to(nano / "model")
+    source = "import os\ndef reward(completion, **others):\n    os.chdir('/')\n    return 1.0\n"
+    (tmp_path / "reward.py").write_text(source)
+    changes = {"environment__env_class": "reward.py:reward", "trainer__policy__model__path": "model"}
+    train(nano, tmp_path / "out", trainer__max_training_steps=1, **changes)
+    assert capsys.readouterr().err.count(f"(os.chdir: {tmp_path} before, / now)") == 1
+    assert Path.cwd() == tmp_path
+
+
 @pytest.mark.parametrize("zone", ["XXX+30", "UTC", "Asia/Kolkata", "no such zone"])
 def test_a_folder_is_signed_in_any_time_zone(zone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import time

@@ -183,7 +183,7 @@ def _recognise_tables(name: str, tables: Mapping[Any, Any], of: str | None) -> t
     if {"run", "resources"} <= top:
         return "this is a task for SkyPilot", "give the configuration that the task starts"
     program = _program_of_tables(top)
-    # Of prime-rl, only configurations of reinforcement learning are converted.
+    # Only configurations of reinforcement learning are converted from prime-rl.
     converted = {**_CONVERTED, "prime-rl": "prime-rl"} if _is_rl_of_prime_rl(top) else _CONVERTED
     refusal = None if _is_of(program, of, converted) else _program_message(name, program, "configuration", converted)
     return refusal and (refusal[0], _table_locations(program, tables) + refusal[1])

@@ -166,7 +166,7 @@ class ZeroState:
         return context
 
     def _stored_shards(self, key: str, name: str, weight: Tensor, slot: str | None) -> Iterator[TensorShard]:
-        """What this rank stores under `key`: its stretch of the flattened weight or slot, if it has one that no other
+        """The stretch of the flattened weight or slot that this rank stores under `key`, if it has one that no other
         rank stores.
         """
         cut = self._cuts.get(name)

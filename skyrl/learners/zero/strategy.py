@@ -46,7 +46,7 @@ class ParallelUnit:
     """The object that DeepSpeed and Megatron call `mpu`, with the methods that DeepSpeed uses."""
 
     mesh: DeviceMesh
-    """Its dimensions are `shard`, the ranks with the same part of every matrix, and `tensor`."""
+    """Device mesh with the dimensions `shard`, the ranks with the same part of every matrix, and `tensor`."""
 
     def get_model_parallel_group(self) -> dist.ProcessGroup:
         """This rank's group of ranks that cut matrices among them."""
