@@ -16,7 +16,15 @@ from typing import Any
 
 from attrs import frozen
 
-from skyrl.chats.contents import ALLOW_DROPPED, DESCRIBE_TOOLS, DroppedPart, dropped, dropped_tools, with_tools
+from skyrl.chats.contents import (
+    ALLOW_DROPPED,
+    DESCRIBE_TOOLS,
+    DroppedPart,
+    dropped,
+    dropped_tools,
+    tool_name,
+    with_tools,
+)
 from skyrl.chats.masks import message_weights
 from skyrl.chats.rendering import begins_an_answer
 from skyrl.chats.spellings import FullestSpelling, Spelling, spellings
@@ -248,7 +256,7 @@ def tried_tasks(run: SkyRLTrainConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
         make = find_env_of_row(str(name), run.environment.task, run.environment.skyrl_gym)
         if _is_tried(row, make):
             tools = _offered_tools(run, row, make) or ()
-            yield str(name), tuple(str(tool["function"]["name"]) for tool in tools)
+            yield str(name), tuple(filter(None, map(tool_name, tools)))
 
 
 def supervised_rows_can_be_used(*, all_rows: bool) -> Check[SupervisedConfig]:
