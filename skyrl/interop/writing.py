@@ -25,7 +25,7 @@ from skyrl.tree.dump import stored_value
 from skyrl.tree.masking import REFERENCE, is_secret_name
 from skyrl.tree.origins import Assignment, Origin
 from skyrl.tree.sparse import as_toml_has_it
-from skyrl.tree.types import GIGABYTES
+from skyrl.tree.types import GIGABYTES, display_value
 
 CLUSTER_FILE = "cluster.toml"
 """The file in reports, which name its fields as `cluster.toml:slurm.time`."""
@@ -52,7 +52,8 @@ class ClusterFile:
             return f"looks like a secret, and would be written to disk: export {names[-1]} before the launch"
         merged = self._merged(path, names, value)
         if merged is None:
-            return f"is {self._values[names]!r} for other processes, but all processes of a run share one {path}"
+            other = display_value(self._values[names])
+            return f"is {other} for other processes, but all processes of a run share one {path}"
         builder: TreeBuilder[Any] = TreeBuilder(ClusterConfig(), ReadContext())
         origin = Origin(kind="file", where=f"{self._where}: {source}")
         builder.assign(Assignment(path=names, value=merged, origin=origin))

@@ -13,6 +13,7 @@ import math
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date, time
 from functools import cache, wraps
 from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin
 
@@ -21,9 +22,10 @@ import cattrs
 from attrs import frozen
 
 from skyrl.errors import ConfigError, Problem, ProblemCode
-from skyrl.tree.frozen import FrozenDict, thaw
+from skyrl.tree.frozen import FrozenDict
 from skyrl.tree.masking import REFERENCE, SHOWN, masked
 from skyrl.tree.names import nearest
+from skyrl.tree.origins import dotted
 
 DEEPEST = 50
 """Deepest nesting of lists and tables in a free-form value."""
@@ -111,13 +113,27 @@ def key_of_table(key: object) -> str:
 
 
 def display_value(value: object) -> str:
-    """A value for messages: as it is spelled, without secrets, shortened if long."""
+    """A value for messages: as TOML spells it and with null, without secrets, shortened if long."""
     try:
-        hidden = masked(value) if isinstance(value, str | Mapping | list | tuple) else None
-        text = repr(value if hidden is None or hidden == thaw(value) else hidden)
+        text = _spelled(masked(value))
     except (ValueError, RecursionError):  # an integer with thousands of digits, or lists nested too deeply
         text = f"this {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
+
+
+def _spelled(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case date() | time():
+            return value.isoformat()
+        case list() | tuple():
+            return f"[{', '.join(map(_spelled, value))}]"
+        case Mapping():
+            return f"{{{', '.join(f'{dotted((str(key),))} = {_spelled(item)}' for key, item in value.items())}}}"
+    return repr(value)
 
 
 def _spelling_hint(value: Any, kind: type) -> str:
@@ -561,7 +577,7 @@ def lists_none(kind: object) -> bool:
 
 def _fit_list(value: object, kind: object) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        hint = f"write [{value!r}]" if type(value) in (str, int, float) else ""
+        hint = f"write [{display_value(value)}]" if type(value) in (str, int, float) else ""
         raise TypeMismatch(f"{display_value(value)} is not {describe(kind)}", hint=hint)
     kinds = get_args(kind) or (Any, ...)
     if get_origin(kind) is not tuple or kinds[-1] is ...:

@@ -6,12 +6,13 @@ Each raises `ConfigError` with one problem. None passes every rule: the type dec
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from attrs import Attribute
 
 from skyrl.errors import ConfigError, Problem
+from skyrl.tree.types import display_value
 
 Validator = Callable[[Any, "Attribute[Any]", Any], None]
 
@@ -26,8 +27,7 @@ def rule_of_one_field(holds: Callable[[Any], bool], requirement: str, **bounds: 
     def validate(instance: object, attribute: Attribute[Any], value: object) -> None:
         if value is not None and not holds(value):
             owner = type(instance).__name__ if instance is not None else "value"
-            plain = dict(value) if isinstance(value, Mapping) else value
-            problem = Problem(path=attribute.name, message=f"{plain!r} is not {requirement}")
+            problem = Problem(path=attribute.name, message=f"{display_value(value)} is not {requirement}")
             raise ConfigError([problem], title=f"{owner} cannot be built")
 
     _SAID[validate] = (requirement, bounds)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from datetime import date
 from typing import Any
 
 import pytest
 
-from skyrl.config import SkyRLTrainConfig, check, compose
-from skyrl.config.loading.kinds import RL
+from skyrl.config import SkyRLTrainConfig, check, compose, load
+from skyrl.config.loading.kinds import KINDS, RL, root_of
 from skyrl.errors import ConfigError
-from skyrl.tree.classes import table_paths
+from skyrl.tree.classes import leaf_paths, table_paths
 from skyrl.tree.rules import find_problems, paths_read
 from tests.config.check_cases import EDGES, FIRES, SILENT
 from tests.config.check_cases.settings import CRITIC, ENGINE, TURNS, resolved
@@ -23,6 +25,8 @@ FREE_FORM = (
     "trainer.policy.megatron_config.transformer_config_kwargs.",
 )
 NAMED: dict[str, Any] = {function.__name__: function for function in RL.checks}
+PYTHON = re.compile(r"\b(True|False|None)\b|FrozenDict|\(\)|,\)|datetime")
+"""What no file of a run has: Python's words, tuples and classes."""
 CASES = [(name, values, path) for name, cases in FIRES.items() for values, path in cases]
 
 
@@ -67,6 +71,20 @@ def test_a_check_fires(case: tuple[str, dict[str, Any], str]) -> None:
     [problem] = NAMED[name](resolved(values))
     assert problem.path == path
     assert problem.message
+    assert not PYTHON.search(f"{problem.message} {problem.hint}"), problem
+
+
+@pytest.mark.parametrize(
+    "value", [True, None, [], [[None, True]], {}, {"a": {"b": [False, None]}}, date(2024, 1, 31)], ids=repr
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_message_shows_a_value_as_python_writes_it(kind: str, value: Any) -> None:
+    root = root_of(kind)
+    with pytest.raises(ConfigError) as caught:
+        load([], {path: value for path, _ in leaf_paths(root) if path != "kind"}, root)
+    messages = [f"{problem.path}: {problem.message} {problem.hint}" for problem in caught.value.problems]
+    assert len(messages) > 30
+    assert [message for message in messages if PYTHON.search(message)] == []
 
 
 @each(NAMED)

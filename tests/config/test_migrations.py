@@ -295,5 +295,5 @@ def test_a_later_layer_may_use_the_other_name_and_so_may_what_is_added_to_a_list
 
 def test_both_names_are_refused_where_one_is_taken_from_a_variable() -> None:
     words = ["trainer.use_sample_packing=env:PACKS", "trainer.remove_microbatch_padding=true"]
-    with pytest.raises(ConfigError, match="True contradicts trainer.use_sample_packing = False"):
+    with pytest.raises(ConfigError, match="true contradicts trainer.use_sample_packing = false"):
         load([], words, environ={"PACKS": "false"})

@@ -12,6 +12,7 @@ from skyrl.errors import Problem
 from skyrl.tree import FrozenDict, field, frozen, get_at
 from skyrl.tree.builder import TreeBuilder
 from skyrl.tree.origins import Assignment, Origin
+from skyrl.tree.types import display_value
 from tests.tree.trees import Model, Optimizer, Run, arguments, built, only_problem, toml, values
 
 
@@ -167,8 +168,8 @@ def test_other_words_are_not_null_in_toml(tmp_path: Path) -> None:
 
 def test_null_is_refused_where_a_value_must_be() -> None:
     assert only_problem(arguments("seed=null")).message == "'null' is not a whole number"
-    assert only_problem(values(seed=None)).message == "None is not a whole number"
-    assert only_problem(values(policy=None)).message == "None is not a table (Model)"
+    assert only_problem(values(seed=None)).message == "null is not a whole number"
+    assert only_problem(values(policy=None)).message == "null is not a table (Model)"
 
 
 # What is refused
@@ -299,7 +300,7 @@ def test_a_class_tag_never_imports_and_never_takes_another_class(tag: Any) -> No
     before = set(sys.modules)
     problem = only_problem(values(policy__optimizer={"class": tag, "lr": 2.0}))
     assert problem.path == "policy.optimizer.class"
-    assert problem.message == f"{tag!r} is not an imported subclass of tests.tree.trees:Optimizer"
+    assert problem.message == f"{display_value(tag)} is not an imported subclass of tests.tree.trees:Optimizer"
     assert set(sys.modules) == before
 
 

@@ -73,7 +73,7 @@ def test_everything_that_does_not_fit_is_told_at_once() -> None:
         Optimizer(**wrong)
     assert [(problem.path, problem.message) for problem in caught.value.problems] == [
         ("lr", "'fast' is not a number"),
-        ("decay", "None is not a number"),
+        ("decay", "null is not a number"),
         ("betas", "item 1: 'x' is not a number"),
     ]
 

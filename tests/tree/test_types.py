@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime, time
 from functools import reduce
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, NewType, Optional, Union, cast
@@ -12,6 +14,7 @@ from typing import Annotated, Any, Literal, NewType, Optional, Union, cast
 import pytest
 
 from skyrl.tree import FrozenDict, frozen
+from skyrl.tree.frozen import freeze
 from skyrl.tree.types import (
     DEEPEST,
     GIGABYTES,
@@ -116,13 +119,13 @@ REFUSED: list[tuple[Any, Any, str]] = [
     # type, value, message
     (bool, 1, "1 is not true or false"),
     (bool, "true", "'true' is not true or false"),
-    (bool, None, "None is not true or false"),
-    (int, True, "True is not a whole number"),
+    (bool, None, "null is not true or false"),
+    (int, True, "true is not a whole number"),
     (int, 1.0, "1.0 is not a whole number"),
     (int, "1", "'1' is not a whole number"),
     (int, 2**64, "18446744073709551616 does not fit into 64 bits"),
-    (int, None, "None is not a whole number"),
-    (float, True, "True is not a number"),
+    (int, None, "null is not a whole number"),
+    (float, True, "true is not a number"),
     (float, "1e-6", "'1e-6' is not a number"),
     (float, math.nan, "nan is not a finite number"),
     (float, math.inf, "inf is not a finite number"),
@@ -130,27 +133,27 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (float, 10**400, " is not a finite number"),
     (float, 16**5000, "this int is not a finite number"),
     (str, 5, "5 is not text"),
-    (str, None, "None is not text"),
+    (str, None, "null is not text"),
     (str, Text("a"), "'a' is not text"),
     (str, b"a", "b'a' is not text"),
     (str, "\udcff", "'\\udcff' is not Unicode text"),
     (type(None), 0, "0 is not null"),
     (int | None, "null", "'null' is not a whole number"),
     (int | None, 1.5, "1.5 is not a whole number"),
-    (Literal[0, 1], True, "True is not one of: 0, 1"),
+    (Literal[0, 1], True, "true is not one of: 0, 1"),
     (Literal[0, 1], 1.0, "1.0 is not one of: 0, 1"),
     (Literal["a", "b"], "c", "'c' is not one of: a, b"),
-    (Literal["a"], None, "None is not one of: a"),
+    (Literal["a"], None, "null is not one of: a"),
     (bool | int, 1.0, "1.0 is not true or false or a whole number"),
     (bool | int, "true", "'true' is not true or false or a whole number"),
     (tuple[str, ...], "none", "'none' is not a list of text"),
     (tuple[str, ...], "", "'' is not a list of text"),
     (tuple[int, ...], 3, "3 is not a list of whole numbers"),
     (tuple[str, int], "abc", "'abc' is not a list of text, whole numbers"),
-    (tuple[str, ...], {"a": 1}, "{'a': 1} is not a list of text"),
+    (tuple[str, ...], {"a": 1}, "{a = 1} is not a list of text"),
     (tuple[str, ...], {"a"}, "{'a'} is not a list of text"),
     (tuple[float, ...], [1.0, "x"], "item 1: 'x' is not a number"),
-    (tuple[int, ...], [True], "item 0: True is not a whole number"),
+    (tuple[int, ...], [True], "item 0: true is not a whole number"),
     (tuple[int, str], [1], "[1] is not a list of whole numbers, text"),
     (str | tuple[str, ...], [1], "[1] is not text or a list of text"),
     (Mapping[str, Any], [1], "[1] is not a table"),
@@ -161,8 +164,8 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (Mapping[str, Any], {"a": {"b": {1, 2}}}, "key a: {1, 2} is not plain data"),
     (Any, object, "<class 'object'> is not plain data"),
     (Any, nested(DEEPEST + 1), f"nested more than {DEEPEST} levels"),
-    (Table, {"size": 2}, "{'size': 2} is not a table (Table)"),
-    (Table, None, "None is not a table (Table)"),
+    (Table, {"size": 2}, "{size = 2} is not a table (Table)"),
+    (Table, None, "null is not a table (Table)"),
     (Table, Undecorated(), "Undecorated lacks the decorator @frozen"),
     (Annotated[int, "tokens"], "5", "'5' is not a whole number"),
     (Tokens, "5", "'5' is not a whole number"),
@@ -181,6 +184,19 @@ def test_a_value_that_fits_is_stored_with_its_type(kind: Any, value: Any, stored
     fitted = coerce_exact(value, kind)
     assert (type(fitted), fitted) == (type(stored), stored)
     assert repr(fitted) == repr(stored)  # of the items, too: 1 is not 1.0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [], [[], [True, 1, 0.5]], {}, {"a": {"b.c": [False], "d": {}}}, "text", -3, True, {"": 1, "a b": "x"},
+        date(2024, 1, 31), datetime(2024, 1, 31, 12, 30), time(12, 30, 1),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_message_has_a_value_as_a_toml_file_writes_it(value: Any) -> None:
+    assert tomllib.loads(f"x = {display_value(value)}")["x"] == value
+    assert display_value(freeze(value)) == display_value(value)
 
 
 @pytest.mark.parametrize(("kind", "value", "message"), REFUSED, ids=spelled)

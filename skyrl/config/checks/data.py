@@ -16,6 +16,7 @@ from skyrl.config.settings.environment import ENVIRONMENTS, MCP, built_in_name
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.names import nearest
+from skyrl.tree.types import display_value
 
 
 def training_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -159,12 +160,12 @@ def reasoning_tasks_are_valid(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="environment.skyrl_gym.reasoning_gym.system_prompt", message=reason)
     for task, settings in played.items():
         if not isinstance(settings, Mapping):
-            message = f"{settings!r} is not a table of settings"
+            message = f"{display_value(settings)} is not a table of settings"
             yield Problem(path=f"{table}.{task}", message=message, hint="write {} for the task's own defaults")
             continue
         weight = settings.get("weight", 1)
         if not isinstance(weight, int | float) or not 0 < weight < inf:
-            message, hint = f"{weight!r} is not a positive number", "leave the task out to play it never"
+            message, hint = f"{display_value(weight)} is not a positive number", "leave the task out to play it never"
             yield Problem(path=f"{table}.{task}.weight", message=message, hint=hint)
         own = {name: value for name, value in settings.items() if name != "weight"}
         fixed = [name for name in own if name in ("seed", "size")]

@@ -18,6 +18,7 @@ from skyrl.errors import Problem
 from skyrl.planning.batches import divisors, nearest, nearest_divisors
 from skyrl.tree import get_at
 from skyrl.tree.rules import Check
+from skyrl.tree.types import display_value
 
 WITHOUT_FIELDS = ("reduce_lr_on_plateau", "greedy")
 """Schedules with parameters that have no field."""
@@ -126,13 +127,13 @@ def lora_modules_are_listed(run: RunConfig, model: Role) -> Iterator[Problem]:
         if not isinstance(value, str) or value == "all-linear":
             continue
         if _PLAIN_NAME.fullmatch(value):
-            message = f"{value!r} is a regular expression for a module's full name, but matches no module"
+            message = f"{display_value(value)} is a regular expression for a module's full name, but matches no module"
             yield Problem(path=path, message=message, hint=f'for every module of that name, write ["{value}"]')
             continue
         try:
             re.compile(value)
         except re.error as error:
-            message = f"{value!r} is not a regular expression: {error}"
+            message = f"{display_value(value)} is not a regular expression: {error}"
             yield Problem(path=path, message=message, hint="such as .*_proj, or a list of names")
 
 
@@ -224,7 +225,7 @@ def wrap_policy_names_classes(run: RunConfig, model: Role) -> Iterator[Problem]:
             yield Problem(path=path, message=f"{name!r} is not a valid entry", hint=hint)
     named = policy.get(WRAPPED, ())
     if not isinstance(named, str) and not (isinstance(named, tuple) and all(isinstance(item, str) for item in named)):
-        yield Problem(path=path, message=f"{WRAPPED} = {named!r} names no classes", hint=hint)
+        yield Problem(path=path, message=f"{WRAPPED} = {display_value(named)} names no classes", hint=hint)
 
 
 # DeepSpeed.

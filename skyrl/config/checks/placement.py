@@ -32,6 +32,7 @@ from skyrl.errors import Problem
 from skyrl.planning.layout import counted
 from skyrl.tree import get_at
 from skyrl.tree.code_names import OF_PROGRAM
+from skyrl.tree.types import display_value
 
 _ENGINE = "generator.inference_engine"
 
@@ -232,7 +233,8 @@ def allocation_matches_fields(run: SkyRLTrainConfig) -> Iterator[Problem]:
     for path, (written, expected) in contradictions(run).items():
         yield Problem(
             path=path,
-            message=f"{written!r}, but {ALLOCATION} = {run.trainer.placement.allocation} sets it to {expected!r}",
+            message=f"{display_value(written)}, but {ALLOCATION} = {run.trainer.placement.allocation} sets it to "
+            f"{display_value(expected)}",
             hint="leave one of them out",
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from skyrl.config.derive.engine_backends import kind_of_engine
 from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import Problem
+from skyrl.tree.types import display_value
 
 TABLE = "generator.inference_engine"
 """Dotted path of the table that the fields belong to."""
@@ -109,7 +110,7 @@ def refused_options(engine: InferenceEngineConfig) -> Iterator[Problem]:
         elif name in settings and (name not in SAME_NAME or value != getattr(engine, name)):
             yield Problem(path=path, message=f"has a setting of its own: {settings[name]}", hint="set that one")
         elif name == length_option(engine) and (given_length(engine) or 0) < 1:
-            message = f"is not a number of tokens: {value!r}"
+            message = f"is not a number of tokens: {display_value(value)}"
             yield Problem(
                 path=path, message=message, hint="leave it out to get as many as the run needs, or give a number"
             )

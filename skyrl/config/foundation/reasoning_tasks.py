@@ -20,6 +20,7 @@ from skyrl.errors import DataError
 from skyrl.installation import install_command
 from skyrl.tree.frozen import thaw
 from skyrl.tree.names import nearest
+from skyrl.tree.types import display_value
 
 REASONING_GYM = "reasoning_gym"
 """Name of the environment, and of the package's module."""
@@ -65,9 +66,9 @@ def task_rows(source: str) -> TaskRows:
     own = {name: parameters.pop(name, default) for name, default in _OWN.items()}
     for name in ("skip", "rows"):
         if not isinstance(own[name], int) or own[name] < (name == "rows"):
-            raise DataError(f"{source}: {name} is {own[name]!r}, not a number of rows")
+            raise DataError(f"{source}: {name} is {display_value(own[name])}, not a number of rows")
     if not isinstance(own["names_environment"], bool):
-        raise DataError(f"{source}: names_environment is {own['names_environment']!r}, not true or false")
+        raise DataError(f"{source}: names_environment is {display_value(own['names_environment'])}, not true or false")
     size = 4 * (own["skip"] + own["rows"])
     return TaskRows(task=task, settings={"seed": 0, "size": size, **parameters}, **own)
 
@@ -117,7 +118,7 @@ def task_problems(task: str, settings: Mapping[str, Any]) -> Iterator[tuple[str,
             yield name, f"{task} has no setting {name!r}; {f'did you mean {near}?' if near else ', '.join(known)}"
         elif not _is_like(value, defaults[name]):
             wrong = True
-            yield name, f"{value!r} is not of the type of its default, {defaults[name]!r}"
+            yield name, f"{display_value(value)} is not of the type of its default, {display_value(defaults[name])}"
     if wrong:
         return
     try:

@@ -45,6 +45,7 @@ from skyrl.interop.translation import (
     word,
 )
 from skyrl.interop.values import Read, read_environment
+from skyrl.tree.types import display_value
 
 LOSS_SCALING = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 """Fields of an optimizer table that count only in float16, in both systems."""
@@ -72,7 +73,7 @@ def optimizer_keys(source: str, target: str, cpu_offload: str) -> dict[str, Entr
     def scheduler(value: object) -> Translation:
         names = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
         if word(value, names) not in names:
-            return refused(f"unknown schedule {value!r}; AReaL supports: {', '.join(names)}")
+            return refused(f"unknown schedule {display_value(value)}; AReaL supports: {', '.join(names)}")
         return Translation(writes={f"{target}scheduler": names[str(value)]})
 
     def warmup(value: object) -> Translation:  # AReaL gives it as a share of the training steps
@@ -133,7 +134,7 @@ def recovery(path: str, value: object) -> Translation:
     if isinstance(value, bool):  # YAML 1.1 reads `off` and `on` as booleans
         value = "on" if value else "off"
     if not isinstance(value, str) or value not in modes:
-        return refused(f"unknown recovery mode {value!r}; AReaL supports: {', '.join(modes)}")
+        return refused(f"unknown recovery mode {display_value(value)}; AReaL supports: {', '.join(modes)}")
     return Translation(writes={path: modes[value]})
 
 

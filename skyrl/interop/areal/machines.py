@@ -24,6 +24,7 @@ from skyrl.interop.translation import (
     translate,
     unsupported,
 )
+from skyrl.tree.types import display_value
 
 _VARIABLE = "variables."
 _CONTAINER = "slurm.container."
@@ -257,7 +258,7 @@ def tracker(key: str, value: object, values: Values, ours: str) -> Translation |
 def _choice(service: str, value: object, services: list[str], ours: str) -> Translation:
     """Convert a service's mode, or TensorBoard's folder, which turns the service on or off."""
     if service == "swanlab" and service not in services and value not in (None, "disabled"):
-        return unsupported(f"SwanLab mode {value!r}; offline stores its files")
+        return unsupported(f"SwanLab mode {display_value(value)}; offline stores its files")
     if service not in services:
         if services or not ours or service != "wandb":
             return redundant(f"{service} is off")
@@ -279,7 +280,7 @@ def _tracker_setting(service: str, name: str, value: object, values: Values, our
         of_all = values.get(source)
         if of_all in (None, "", value):
             return Translation(writes={ours + path: value})
-        return unsupported(f"a separate name for one tracker; {ours}{path} = {of_all!r} applies to all")
+        return unsupported(f"a separate name for one tracker; {ours}{path} = {display_value(of_all)} applies to all")
     if name in ("wandb_api_key", "api_key"):
         return refused(f"configurations store no API keys: set the environment variable {service.upper()}_API_KEY")
     if name == "id_suffix":

@@ -14,6 +14,7 @@ from skyrl.interop.peer_trees import peer_trees, versions_with
 from skyrl.interop.translation import Dependent, Translation, Values, redundant, refused
 from skyrl.interop.writing import Writing
 from skyrl.tree.names import nearest
+from skyrl.tree.types import display_value
 
 KINDS = ("GRPOConfig", "SFTConfig", "RWConfig", "DPOConfig")
 _ENGINE_OF_ACTOR = re.compile(r"actor\.(?!adv_norm|reward_|kl_)")
@@ -90,7 +91,7 @@ def _copy(original: str, defaults: Values, key: str, value: object, values: Valu
         return None
     if value == known[original]:
         return redundant(f"same as {original}; both are one setting here")
-    return refused(f"differs from {original} = {known[original]!r}, but both are one setting here")
+    return refused(f"differs from {original} = {display_value(known[original])}, but both are one setting here")
 
 
 def follows(original: str) -> Dependent:

@@ -38,6 +38,7 @@ from skyrl.interop.translation import (
 )
 from skyrl.interop.values import flat_file, is_script
 from skyrl.interop.writing import Writing
+from skyrl.tree.types import display_value
 
 POLICY = "trainer.policy."
 LORA = POLICY + "model.lora."
@@ -69,7 +70,7 @@ def _algorithm(value: object) -> Translation:
         "hierarchical_grpo": "environments of proposers and solvers",
         "sft": 'a teacher\'s own answers: `skyrl generate` writes them, and kind = "sft" learns from them',
     }
-    return unsupported(reasons.get(str(value), f"the algorithm {value!r}"))
+    return unsupported(reasons.get(str(value), f"the algorithm {display_value(value)}"))
 
 
 def _loss(value: object) -> Translation:

@@ -30,6 +30,7 @@ from skyrl.interop.translation import (
     unsupported,
     word,
 )
+from skyrl.tree.types import display_value
 
 REDUCTIONS = {
     "grpo": "sequence_mean", "sapo": "sequence_mean", "dapo": "token_mean", "cispo": "token_mean",
@@ -58,7 +59,7 @@ def _divergence(key: str, value: object, values: Values) -> Translation:
 
 def _loss(key: str, value: object, values: Values) -> Translation:
     if word(value, REDUCTIONS) not in REDUCTIONS:
-        return unsupported(f"loss {value!r}")
+        return unsupported(f"loss {display_value(value)}")
     writes = {ALGORITHM + "policy_loss_type": loss_of(values), ALGORITHM + "loss_reduction": REDUCTIONS[str(value)]}
     if value == "dr_grpo":
         writes[ALGORITHM + "max_seq_len"] = values.get("max_completion_length", 512)
@@ -69,7 +70,7 @@ def _level(key: str, value: object, values: Values) -> Translation:
     if value == "token":
         return redundant("ratios are per token by default")
     if value != "sequence" or loss_of(values) != "gspo" or values.get("delta") is not None:
-        return unsupported(f"ratios at level {value!r} with this loss")
+        return unsupported(f"ratios at level {display_value(value)} with this loss")
     return Translation(writes={ALGORITHM + "policy_loss_type": "gspo"})
 
 
@@ -113,7 +114,7 @@ def _scale(key: str, value: object, values: Values) -> Translation:
         case "batch":
             norm = ALGORITHM + "reward_shaping.norm.std_level"
             return Translation(writes={ALGORITHM + "grpo_norm_by_std": False, norm: "batch"})
-    return refused(f"unknown scale_rewards {value!r}; TRL supports: group, batch, none")
+    return refused(f"unknown scale_rewards {display_value(value)}; TRL supports: group, batch, none")
 
 
 def _entropy(key: str, value: object, values: Values) -> Translation:
@@ -136,7 +137,7 @@ def _correction(key: str, value: object, values: Values) -> Translation:
     low = values.get("vllm_importance_sampling_clip_min")
     level, _, action = str(value).partition("_")
     if level not in ("token", "sequence") or action not in ("mask", "truncate") or high is None:
-        return unsupported(f"correction {value!r} with bounds {low} and {high}")
+        return unsupported(f"correction {display_value(value)} with bounds {low} and {high}")
     writes = {"tis_ratio_type": level, f"{level}_tis_ratio_clip_high": high}
     if action == "truncate" and low is not None:
         return unsupported("a lower bound on truncated weights")
@@ -237,7 +238,7 @@ def _strategy(path: str, steps: str, key: str, value: object, values: Values) ->
             return Translation(writes={path: "1 epoch"})
         case "steps":
             return redundant(f"set by {steps}")
-    return unsupported(f"strategy {value!r}")
+    return unsupported(f"strategy {display_value(value)}")
 
 
 def _steps_only(switch: str, value_there: str, path: str, key: str, value: object, values: Values) -> Translation:
@@ -379,7 +380,7 @@ def _attention(key: str, value: object, values: Values) -> Translation:
         return redundant("not set: trainer.attention decides")
     name = "flash_attention_2" if str(value).startswith("kernels-community/flash-attn2") else value
     if name not in _ATTENTION:
-        return unsupported(f"attention {value!r}; supported: {', '.join(_ATTENTION)}")
+        return unsupported(f"attention {display_value(value)}; supported: {', '.join(_ATTENTION)}")
     return Translation(writes={"trainer.attention": name})
 
 

@@ -26,6 +26,7 @@ from skyrl.interop.translation import (
     unsupported,
     when_on,
 )
+from skyrl.tree.types import display_value
 
 _HUB = "exports go to trainer.export_path; upload them with the Hugging Face CLI"
 _KERNELS = "affects speed, not results; learners choose their own kernels"
@@ -49,7 +50,7 @@ def _whole_number(value: object) -> Any:
 def _scheduler(value: object) -> Translation:
     name = str(value).removeprefix("SchedulerType.").lower()
     if name not in _SCHEDULES:
-        return unsupported(f"schedule {value!r}")
+        return unsupported(f"schedule {display_value(value)}")
     return Translation(writes={OPTIMIZER + "scheduler": name})
 
 
@@ -64,7 +65,11 @@ def _schedule_settings(value: object) -> Translation:
 def _optimizer(value: object) -> Translation:
     names = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "sgd": "sgd"}
     name = names.get(str(value))
-    return Translation(writes={OPTIMIZER + "optimizer": name}) if name else unsupported(f"optimizer {value!r}")
+    return (
+        Translation(writes={OPTIMIZER + "optimizer": name})
+        if name
+        else unsupported(f"optimizer {display_value(value)}")
+    )
 
 
 def _checkpointing(value: object) -> Translation:

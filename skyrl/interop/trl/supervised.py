@@ -41,6 +41,7 @@ from skyrl.interop.trl.dependent import DEPENDENT, GPUS_OF_A_NODE, are_known, im
 from skyrl.interop.trl.keys import KEYS as KEYS_OF_GRPO
 from skyrl.interop.trl.keys import SHARED, resume
 from skyrl.tree.rules import join_choices
+from skyrl.tree.types import display_value
 
 
 def _batch(key: str, value: object, values: Values) -> Translation:
@@ -67,7 +68,7 @@ def _order(key: str, value: object, values: Values) -> Translation:
             return Translation(writes={"sampler": "random"})
         case "sequential" if not values.get("shuffle_dataset"):
             return Translation(writes={"sampler": "sequential"})
-    return unsupported(f"rows in the order {value!r}")
+    return unsupported(f"rows in the order {display_value(value)}")
 
 
 def _loss_on_all(key: str, value: object, values: Values) -> Translation:

@@ -30,6 +30,7 @@ from skyrl.interop.translation import (
     when_on,
     word,
 )
+from skyrl.tree.types import display_value
 
 ROLLOUT = "actor_rollout_ref.rollout."
 _MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
@@ -99,7 +100,7 @@ def steps_of_a_sync(values: Values) -> int:
 
 def _trainer_mode(key: str, value: object, values: Values) -> Translation:
     if word(value, _MODES) not in _MODES:
-        return unsupported(f"the trainer {value!r} of verl's v1")
+        return unsupported(f"the trainer {display_value(value)} of verl's v1")
     if value == "sync":
         return redundant("samples are drawn and trained on in turns")
     return Translation(writes={_OURS + "enabled": True})
@@ -129,7 +130,7 @@ def _parameter_sync_step(key: str, value: object, values: Values) -> Translation
 
 def _strategy(key: str, value: object, values: Values) -> Translation:
     if value not in ("drop", "wait"):
-        return refused(f"unknown strategy {value!r}; verl supports: drop, wait")
+        return refused(f"unknown strategy {display_value(value)}; verl supports: drop, wait")
     return redundant("no sample gets older than trainer.fully_async.max_staleness_steps: it is not started before")
 
 
@@ -167,7 +168,7 @@ def _engines(key: str, value: object, values: Values) -> Translation:
     if key.startswith(ROLLOUT) and mode_of(values) != "separate_async":
         return redundant("no effect: the engines have no GPUs of their own, or others name them")
     if not isinstance(value, int):
-        return refused(f"{value!r} is not a number of nodes or GPUs: replace it with its value")
+        return refused(f"{display_value(value)} is not a number of nodes or GPUs: replace it with its value")
     gpus, of_one = engine_gpus(values), gpus_of_an_engine(values)
     if gpus % of_one:
         return refused(f"{gpus} GPUs cannot be split into engines of {of_one} GPUs")

@@ -29,6 +29,7 @@ from skyrl.interop.translation import (
     word,
 )
 from skyrl.interop.verl.asynchronous import BYPASS, is_bypassed
+from skyrl.tree.types import display_value
 
 _OVERLONG = ("reward_model.reward_kwargs.", "reward.reward_kwargs.")
 _FUNCTION = ("custom_reward_function.", "reward.custom_reward_function.")
@@ -71,7 +72,7 @@ def _manager(key: str, value: object, values: Values) -> Translation:
         return redundant("not set")
     if value in ("naive", "dapo"):
         return redundant("each sample is scored by its environment")
-    return unsupported(f"reward manager {value!r}")
+    return unsupported(f"reward manager {display_value(value)}")
 
 
 _SOURCE = fixed(
@@ -213,13 +214,13 @@ def _loss(values: Values) -> str:
 
 def _estimator(key: str, value: object, values: Values) -> Translation:
     if word(value, ESTIMATORS) not in ESTIMATORS:
-        return unsupported(f"advantage estimator {value!r}")
+        return unsupported(f"advantage estimator {display_value(value)}")
     return Translation(writes={ALGORITHM + "advantage_estimator": ESTIMATORS[str(value)]})
 
 
 def _loss_mode(key: str, value: object, values: Values) -> Translation:
     if word(value, LOSSES) not in LOSSES:
-        return unsupported(f"loss {value!r}")
+        return unsupported(f"loss {display_value(value)}")
     reduction = {ALGORITHM + "loss_reduction": "sequence_mean"} if value in _OF_WHOLE_ANSWERS else {}
     return Translation(writes={ALGORITHM + "policy_loss_type": LOSSES[str(value)], **reduction})
 
@@ -252,7 +253,7 @@ def _clip_ratio(key: str, value: object, values: Values) -> Translation:
 def _reduction(key: str, value: object, values: Values) -> Translation:
     if _loss(values) in _OF_WHOLE_ANSWERS:
         if value != "token-mean" and _note_on_values(values):
-            return unsupported(f"a value loss reduced by {value!r}")
+            return unsupported(f"a value loss reduced by {display_value(value)}")
         return redundant(f"no effect: the loss {_loss(values)} is averaged over each response")
     match value:
         case "token-mean":
@@ -265,7 +266,7 @@ def _reduction(key: str, value: object, values: Values) -> Translation:
         case "seq-mean-token-sum-norm":
             length = values.get(ACTOR + "loss_scale_factor") or values.get("data.max_response_length", 512)
             return _divide_by_length(length, _note_on_values(values))
-    return unsupported(f"loss reduction {value!r}")
+    return unsupported(f"loss reduction {display_value(value)}")
 
 
 def _divide_by_length(length: object, note: str) -> Translation:
@@ -285,7 +286,7 @@ def _value_reduction(key: str, value: object, values: Values) -> Translation:
     reduction = values.get(ACTOR + "loss_agg_mode", "token-mean") if "${" in str(value) else value
     if reduction == "token-mean":
         return redundant("the value loss is averaged over tokens")
-    return unsupported(f"a value loss reduced by {reduction!r}")
+    return unsupported(f"a value loss reduced by {display_value(reduction)}")
 
 
 def _entropy(key: str, value: object, values: Values) -> Translation:
@@ -310,7 +311,7 @@ def _divergence(key: str, value: object, values: Values) -> Translation:
     if in_loss and str(value).endswith("+"):
         return Translation(writes={ALGORITHM + "kl_estimator_type": "k2"}, note="its gradient equals that of k2")
     if (ours := _DIVERGENCES.get(str(value).removesuffix("+"))) is None:
-        return unsupported(f"KL estimator {value!r}")
+        return unsupported(f"KL estimator {display_value(value)}")
     return Translation(writes={ALGORITHM + "kl_estimator_type": ours})
 
 
@@ -350,7 +351,7 @@ def _bypassing_loss(key: str, value: object, values: Values) -> Translation:
     if not is_bypassed(values):
         return redundant("bypass_mode is off")
     if value != "ppo_clip":
-        return unsupported(f"loss {value!r} of bypass mode")
+        return unsupported(f"loss {display_value(value)} of bypass mode")
     return redundant("set by policy_loss.loss_mode")
 
 
@@ -382,7 +383,7 @@ def _metric(value: object, values: Values) -> Translation:
         return redundant("groups whose rewards are all equal are replaced")
     if value in _AFTER_SHAPING:
         return unsupported("filtering groups by rewards that include the penalty on long answers")
-    return unsupported(f"filtering groups by {value!r}")
+    return unsupported(f"filtering groups by {display_value(value)}")
 
 
 CRITIC: dict[str, Dependent] = {"critic.[!e]*": idle(lambda values: not has_critic(values), "no critic is trained")}

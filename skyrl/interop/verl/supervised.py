@@ -35,6 +35,7 @@ from skyrl.interop.verl.keys import KEYS
 from skyrl.interop.verl.layout import LAYOUT
 from skyrl.interop.verl.switches import SWITCHES
 from skyrl.interop.writing import Writing
+from skyrl.tree.types import display_value
 
 _POLICY = "actor_rollout_ref."
 _TABLES = {
@@ -142,7 +143,9 @@ def _implied(values: Values, gpus: tuple[int, int] | None) -> Iterator[tuple[str
 def _strategy(key: str, value: object, values: Values) -> Translation:
     if value in _ENGINES:
         return Translation(writes={"strategy": value})
-    return unsupported("Megatron learners in supervised runs" if has_own_modules(value) else f"strategy {value!r}")
+    return unsupported(
+        "Megatron learners in supervised runs" if has_own_modules(value) else f"strategy {display_value(value)}"
+    )
 
 
 def _unused_engine(key: str, value: object, values: Values) -> Translation | None:
@@ -197,14 +200,14 @@ def _resume(key: str, value: object, values: Values) -> Translation:
     ours = {"auto": "latest", "disable": "", "resume_path": path or ""}
     mode = word(values.get("trainer.resume_mode", "auto"), ours)
     if mode not in ours:
-        return refused(f"unknown resume_mode {mode!r}; verl supports: {', '.join(ours)}")
+        return refused(f"unknown resume_mode {display_value(mode)}; verl supports: {', '.join(ours)}")
     return Translation(writes={"resume_from": ours[mode]})
 
 
 def _nodes(key: str, value: object, values: Values) -> Translation:
     ours = {"trainer.nnodes": "num_nodes", "trainer.n_gpus_per_node": "num_gpus_per_node"}[key]
     if not isinstance(value, int):
-        return refused(f"{value!r} is not a number of nodes or GPUs: replace it with its value")
+        return refused(f"{display_value(value)} is not a number of nodes or GPUs: replace it with its value")
     return Translation(writes={f"placement.{ours}": count(value)})
 
 
