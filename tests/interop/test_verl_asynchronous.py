@@ -261,9 +261,56 @@ def test_megatrons_optimizer_options_are_carried_over(tmp_path: Path) -> None:
     policy = loaded(convert_keys(MODEL | keys), tmp_path).trainer.policy
     assert policy.megatron_config.optimizer_config_kwargs["optimizer_cpu_offload"] is True
     assert (policy.optimizer_config.scheduler, policy.optimizer_config.min_lr_ratio) == ("cosine", pytest.approx(0.1))
-    assert line_of(
-        convert_keys(MODEL | {optim + "override_optimizer_config.eps": 1}), optim + "override_optimizer_config.eps"
-    ).is_refused
+    option = optim + "override_optimizer_config.fused"
+    assert line_of(convert_keys(MODEL | {option: True}), option).is_refused
+
+
+@pytest.mark.parametrize(
+    ("engine", "overrides", "replaced", "expected"),
+    [
+        ("fsdp", {"lr": 3e-6}, {"lr": 1e-6}, {"lr": 3e-6}),
+        ("fsdp", {"lr": "3e-6"}, {}, {"lr": 3e-6}),
+        ("fsdp", {"weight_decay": 0.1}, {"weight_decay": 0.2}, {"weight_decay": 0.1}),
+        ("fsdp", {"betas": [0.9, 0.95]}, {"betas": [0.8, 0.9]}, {"adam_betas": (0.9, 0.95)}),
+        ("fsdp", {"eps": 1e-7}, {}, {"adam_eps": 1e-7}),
+        ("megatron", {"lr": 3e-6}, {"lr": 1e-6}, {"lr": 3e-6}),
+        ("megatron", {"adam_beta2": 0.95, "adam_eps": 1e-7}, {}, {"adam_betas": (0.9, 0.95), "adam_eps": 1e-7}),
+        ("megatron", {"adam_beta1": 0.8}, {"betas": [0.7, 0.9]}, {"adam_betas": (0.8, 0.999)}),
+        ("megatron", {"clip_grad": 0.5}, {"clip_grad": 0.2}, {"max_grad_norm": 0.5}),
+        ("megatron", {"lr": 1e-5, "min_lr": 1e-6}, {"min_lr": 1e-7}, {"lr": 1e-5, "min_lr_ratio": pytest.approx(0.1)}),
+        ("megatron", {"optimizer": "adam"}, {"optimizer": "sgd"}, {"optimizer": "adamw"}),
+    ],
+)
+@pytest.mark.parametrize(("table", "model"), [("actor_rollout_ref.actor", "policy"), ("critic", "critic")])
+def test_an_argument_of_the_optimizer_is_our_field_and_replaces_verls_setting(
+    engine: str,
+    overrides: dict[str, Any],
+    replaced: dict[str, Any],
+    expected: dict[str, Any],
+    table: str,
+    model: str,
+    tmp_path: Path,
+) -> None:
+    keys = {f"{table}.optim.override_optimizer_config.{name}": value for name, value in overrides.items()}
+    plain = {f"{table}.optim.{name}": value for name, value in replaced.items()}
+    with_critic = {"critic.model.path": "a/b", "algorithm.adv_estimator": "gae"} if model == "critic" else {}
+    conversion = convert_keys(MODEL | with_critic | keys | plain | {"model_engine": engine})
+    optimizer = getattr(loaded(conversion, tmp_path).trainer, model).optimizer_config
+    assert {name: getattr(optimizer, name) for name in expected} == expected
+    assert conversion.refused == ()
+    assert [problem for problem in conversion.problems if problem.severity == "error"] == []
+    for name in plain:
+        line = line_of(conversion, name)
+        assert line.outcome == "needless" and "override_optimizer_config." in line.reason
+
+
+def test_the_weight_decay_of_megatron_is_the_one_that_its_schedule_sets(tmp_path: Path) -> None:
+    optim = "actor_rollout_ref.actor.optim."
+    both = {optim + "weight_decay": 0.2, optim + "override_optimizer_config.weight_decay": 0.1}
+    conversion = convert_keys(MODEL | both | {"model_engine": "megatron"})
+    assert loaded(conversion, tmp_path).trainer.policy.optimizer_config.weight_decay == 0.2
+    line = line_of(conversion, optim + "override_optimizer_config.weight_decay")
+    assert (line.outcome, line.reason.partition(":")[0]) == ("needless", "verl uses optim.weight_decay instead")
 
 
 def test_a_reference_model_has_the_policys_overrides(tmp_path: Path) -> None:

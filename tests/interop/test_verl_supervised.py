@@ -107,6 +107,12 @@ def test_the_older_trainer_has_its_own_names_and_defaults(tmp_path: Path) -> Non
         ({"data.truncation": "error"}, "data.truncation", "needless", "skipped and counted"),
         ({"data.train_max_samples": 100}, "data.train_max_samples", "not yet", "a subset of rows"),
         ({"model.trust_remote_code": True}, "model.trust_remote_code", "not yet", "code from a model's repository"),
+        (
+            {"optim.override_optimizer_config.lr": 2e-5},
+            "optim.lr",
+            "needless",
+            "verl uses override_optimizer_config.lr instead",
+        ),
         ({"optim.optimizer": "AdamW8bit"}, "optim.optimizer", "not yet", "the optimizer 'AdamW8bit'"),
         ({"engine.qat.enable": True}, "engine.qat.enable", "not yet", "quantization-aware training"),
         ({"trainer.test_freq": 5}, "trainer.test_freq", "needless", "there are no val_files"),

@@ -26,6 +26,7 @@ from skyrl.interop.translation import (
 )
 from skyrl.interop.verl.asynchronous import ENGINE_SIZES, ROLLOUT, engine_gpus, gpus_of_an_engine, mode_of
 from skyrl.interop.verl.objective import ACTOR, has_critic, has_v1
+from skyrl.tree.types import display_value
 
 _REF = "actor_rollout_ref.ref."
 _MODEL = "actor_rollout_ref.model."
@@ -77,7 +78,7 @@ def has_reference(values: Values) -> bool:
 def _machines(key: str, value: object, values: Values) -> Translation:
     ours = {"trainer.nnodes": "num_nodes", "trainer.n_gpus_per_node": "num_gpus_per_node"}[key]
     if not isinstance(value, int):
-        return refused(f"{value!r} is not a number of nodes or GPUs: replace it with its value")
+        return refused(f"{display_value(value)} is not a number of nodes or GPUs: replace it with its value")
     return Translation(writes={f"trainer.placement.policy_{ours}": value})
 
 
@@ -98,7 +99,7 @@ def _engine(key: str, value: object, values: Values) -> Translation:
         return redundant("not set")
     ours = {"vllm": "vllm", "sglang": "vllm", "hf": "torch"}.get(str(value))
     if ours is None:
-        return unsupported(f"engine {value!r}; see generator.inference_engine.backend")
+        return unsupported(f"engine {display_value(value)}; see generator.inference_engine.backend")
     note = "SGLang engines become vLLM engines" if value == "sglang" else ""
     return Translation(writes={ENGINE + "backend": ours}, note=note)
 
@@ -123,7 +124,7 @@ def _strategy(key: str, value: object, values: Values) -> Translation:
     if key != ACTOR + "strategy":
         return redundant("one setting for all models: trainer.strategy")
     if word(value, _STRATEGIES) not in _STRATEGIES:
-        return unsupported(f"strategy {value!r}")
+        return unsupported(f"strategy {display_value(value)}")
     return Translation(writes={"trainer.strategy": _STRATEGIES[str(value)]})
 
 
@@ -266,14 +267,14 @@ def _megatron_schedule(key: str, value: object, values: Values) -> Translation:
         return redundant("no effect: the strategy is not megatron")
     names = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
     if word(value, names) not in names:
-        return unsupported(f"Megatron's schedule {value!r}")
+        return unsupported(f"Megatron's schedule {display_value(value)}")
     ours = _optimizer(key)
     return Translation(writes={ours + "scheduler": names[str(value)], ours + "schedule_unit": _unit(values)})
 
 
 def _lowest(key: str, value: object, values: Values) -> Translation:
     """Convert a rate of Megatron's schedule to a share of the learning rate: its end, or the start of its warm-up."""
-    rate = number(values.get(key.rpartition(".")[0] + ".lr", 1e-6 if not key.startswith("critic.") else 1e-5))
+    rate = number(_used(key.rpartition(".")[0], "lr", values)) or (1e-5 if key.startswith("critic.") else 1e-6)
     if is_off(value) or not is_megatron(values):
         return redundant("no effect at this value")
     name = "warmup_start_ratio" if key.endswith("lr_warmup_init") else "min_lr_ratio"
@@ -284,7 +285,7 @@ def _algorithm(key: str, value: object, values: Values) -> Translation:
     """Convert the optimizer. Megatron's `adam` decays weights as AdamW does."""
     if value in ("AdamW", "adamw") or (value == "adam" and is_megatron(values)):
         return redundant("AdamW is the default optimizer")
-    return unsupported(f"the optimizer {value!r}")
+    return unsupported(f"the optimizer {display_value(value)}")
 
 
 def _convert_first_rate(key: str, value: object, values: Values) -> Translation:
@@ -308,7 +309,7 @@ def _scheduler(key: str, value: object, values: Values) -> Translation:
     if value is None:
         return redundant("set by lr_scheduler_type")
     if value not in ("constant", "cosine"):
-        return refused(f"unknown schedule {value!r}; verl supports: constant, cosine")
+        return refused(f"unknown schedule {display_value(value)}; verl supports: constant, cosine")
     name, ours = "constant_with_warmup" if value == "constant" else "cosine", _optimizer(key)
     return Translation(writes={ours + "scheduler": name, ours + "schedule_unit": _unit(values)})
 
@@ -320,7 +321,7 @@ def _optimizer(key: str) -> str:
 def _clipping(key: str, value: object, values: Values) -> Translation:
     """Convert `optim.clip_grad`, or the model's `grad_clip`, which FSDP read instead before verl 0.8."""
     owner = "critic." if key.startswith("critic.") else ACTOR
-    of_model, of_optimizer = values.get(owner + "grad_clip"), values.get(owner + "optim.clip_grad")
+    of_model, of_optimizer = values.get(owner + "grad_clip"), _used(owner + "optim", "clip_grad", values)
     reads_model = not has_v1(values) and not is_megatron(values) and of_model is not None
     if key.endswith("clip_grad") and reads_model:
         return redundant("set by grad_clip")
@@ -341,7 +342,7 @@ def _trackers(key: str, value: object, values: Values) -> Translation:
 def _resume(key: str, value: object, values: Values) -> Translation:
     modes = {"auto": "latest", "disable": "none", "resume_path": "from_path"}
     if word(value, modes) not in modes:
-        return refused(f"unknown resume_mode {value!r}; verl supports: {', '.join(modes)}")
+        return refused(f"unknown resume_mode {display_value(value)}; verl supports: {', '.join(modes)}")
     return Translation(writes={"trainer.resume_mode": modes[str(value)]})
 
 
@@ -383,12 +384,49 @@ def _override(key: str, value: object, values: Values) -> Translation:
     return Translation(writes={f"trainer.{model}.model_config_kwargs.{name}": value for model in models})
 
 
+def _used(table: str, name: str, values: Values) -> Any:
+    """The value with which verl builds the optimizer: what `override_optimizer_config` has replaces the setting."""
+    return values.get(f"{table}.override_optimizer_config.{name}", values.get(f"{table}.{name}"))
+
+
+def _replaced(key: str, value: object, values: Values) -> Translation | None:
+    """A setting that verl does not read, since `override_optimizer_config` or Megatron has its own."""
+    table, _, name = key.rpartition(".")
+    if is_megatron(values) and name == "betas":
+        return redundant("no effect: Megatron's are override_optimizer_config.adam_beta1 and adam_beta2")
+    if f"{table}.override_optimizer_config.{name}" not in values or (is_megatron(values) and name == "weight_decay"):
+        return None
+    return redundant(f"verl uses override_optimizer_config.{name} instead")
+
+
 def _optimizer_option(key: str, value: object, values: Values) -> Translation:
-    """Convert an option of the optimizer: for Megatron, a field of its OptimizerConfig."""
-    if not is_megatron(values):
-        return unsupported("additional optimizer arguments")
-    name = key.partition("override_optimizer_config.")[2]
-    return Translation(writes={f"{_ours(key)}megatron_config.optimizer_config_kwargs.{name}": value})
+    """Convert an argument that verl gives to the optimizer in place of its own: for Megatron, a field of its
+    OptimizerConfig.
+    """
+    table, _, name = key.partition(".override_optimizer_config.")
+    ours = _optimizer(key)
+    match name, is_megatron(values):
+        case "weight_decay", True:
+            return redundant("verl uses optim.weight_decay instead: the schedule sets it again before every step")
+        case "lr" | "weight_decay", _:
+            return Translation(writes={ours + name: number(value)})
+        case ("eps", False) | ("adam_eps", True):
+            return Translation(writes={ours + "adam_eps": number(value)})
+        case "betas", False:
+            return Translation(writes={ours + "adam_betas": value})
+        case "adam_beta1" | "adam_beta2", True:
+            first, second = _used(table, "adam_beta1", values), _used(table, "adam_beta2", values)
+            betas = [0.9 if first is None else number(first), 0.999 if second is None else number(second)]
+            return Translation(writes={ours + "adam_betas": betas})
+        case "clip_grad", True:
+            return Translation(writes={ours + "max_grad_norm": value})
+        case "min_lr", True:
+            return _lowest(f"{table}.{name}", value, values)
+        case "optimizer", True:
+            return _algorithm(key, value, values)
+        case _, True:
+            return Translation(writes={f"{_ours(key)}megatron_config.optimizer_config_kwargs.{name}": value})
+    return unsupported("additional optimizer arguments")
 
 
 def _decay_steps(key: str, value: object, values: Values) -> Translation:
@@ -421,6 +459,7 @@ LAYOUT: dict[str, Dependent] = {
         independent(redundant("the reference model has no optimizer")),
     ),
     "*.optim.override_optimizer_config.*": _optimizer_option,
+    "*.optim.*": _replaced,
     "*.optim.lr_decay_steps": _decay_steps,
     "*.optim.lr_decay_style": _megatron_schedule,
     "*.optim.min_lr": _lowest,
