@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from skyrl.cli.main import cli
 from skyrl.config import ConfigError, check, compose, load
-from skyrl.config.checks.texts import FREE, refused_file_name
+from skyrl.config.checks.texts import FREE, MAY_BE_EMPTY, refused_file_name
 from skyrl.config.loading.check import check as check_of_any
 from skyrl.config.loading.kinds import KINDS, root_of
 from skyrl.config.loading.resolve import resolve_with_origins
@@ -21,6 +21,7 @@ from tests.config.check_cases.settings import resolved
 from tests.config.leaves import RUNNABLE, each
 
 LONG = "n" * 300
+EMPTY = "is empty, so it names nothing"
 NAMES = {  # of every kind of leaf: a name, a path, a source of data, an address, a column, an import path
     "trainer.run_name": "${trainer.project_name}",
     "trainer.project_name": "a-${oc.env:USER}",
@@ -100,6 +101,35 @@ def test_every_text_of_every_kind_of_run_is_looked_at() -> None:
             reported = [problem for problem in check_of_any(run) if "as it is" in problem.message]
             missed += [] if [problem.severity for problem in reported] == ["error"] else [path]
     assert missed == []
+
+
+@pytest.mark.parametrize("blank", ["", " "])
+def test_no_text_of_any_kind_of_run_is_taken_for_nothing_where_it_is_empty(blank: str) -> None:
+    silent = set()
+    for kind in KINDS:
+        root = root_of(kind)
+        for path, leaf in leaf_paths(root):
+            arms = getattr(leaf.type, "__args__", ()) if is_union(leaf.type) else (leaf.type,)
+            if is_mapping(leaf.type) or not (str in arms or list_arm(leaf.type) == tuple[str, ...]):
+                continue
+            for value in (*[blank] * (str in arms), *[[blank]] * (list_arm(leaf.type) == tuple[str, ...])):
+                try:
+                    run = load([], {"kind": kind, path: value}).config
+                except ConfigError:  # its own rule takes no such text
+                    continue
+                told = [problem for problem in check_of_any(run) if problem.path.startswith(path)]
+                if ("error", EMPTY) not in [(problem.severity, problem.message) for problem in told]:
+                    silent.add(path.rpartition(".")[2])
+    assert silent <= set(MAY_BE_EMPTY)
+
+
+def test_an_empty_text_is_told_at_its_place_and_nothing_more_is_said_of_it() -> None:
+    assert problems({"trainer.teacher.model.path": "", "trainer.algorithm.distillation.coef": 0.5}) == {
+        "trainer.teacher.model.path": ("error", f"{EMPTY}; give it a value, or leave it out")
+    }
+    assert list(problems({"data.train_data": ["a.jsonl", ""]})) == ["data.train_data.1"]
+    assert list(problems({"trainer.policy.model.path": ""})) == ["trainer.policy.model.path"]
+    assert list(problems({"trainer.run_name": ""})) == ["trainer.run_name"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Checks of the texts of any tree: references that nothing replaces, and names that no file system takes."""
+"""Checks of the texts of any tree: empty ones, references that nothing replaces, names that no file system takes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ REFERENCE = re.compile(r"\$\{[^}$]*\}|\$\([^)$]*\)|(?:^|(?<=/))\$[A-Za-z_]\w*(?=
 
 FREE = ("notes", "stop", "command", "kwargs", "chat_template_kwargs", "target_modules", "exclude_modules")
 """Names of fields whose text may hold a dollar sign: prose, programs, what templates are given, regular expressions."""
+
+MAY_BE_EMPTY = (*FREE, "resume_from", "tools_key", "system_key", "margin_key")
+"""Names of fields whose text may be empty: free text, a checkpoint to begin from, columns that rows need not have."""
 
 _VARIABLE = re.compile(r"\$\{?(?:oc\.env:)?([A-Za-z_]\w*)\}?")
 _OF_FILES = re.compile(
@@ -59,13 +62,28 @@ def texts_of(value: object, path: Path = (), field: str = "", *, is_inside: bool
             yield from texts_of(child, (*path, str(number)), field, is_inside=is_inside)
 
 
-def text_problems(run: RunConfig, origins: Origins, broken: Collection[str]) -> Iterator[Problem]:
-    """Problems of texts that were written: what is derived from them is not reported again."""
+def _written_texts(run: RunConfig, origins: Origins, broken: Collection[str]) -> Iterator[tuple[str, Text]]:
+    """Dotted path and text of all that was written: what is derived from it is not reported again."""
     for text in texts_of(run):
         path = dotted(text.path)
         own = (origins[item][-1] for item in (path, dotted(text.path[:-1])) if item in origins)
-        if any(origin.kind == "rule" for origin in own) or touches([path], broken):
-            continue
+        if not any(origin.kind == "rule" for origin in own) and not touches([path], broken):
+            yield path, text
+
+
+def empty_text_problems(run: RunConfig, origins: Origins, broken: Collection[str]) -> Iterator[Problem]:
+    """Problems of texts that are empty, such as the value of an unset variable of a shell: whatever the text should
+    name would be left out in silence.
+    """
+    for path, text in _written_texts(run, origins, broken):
+        if not (text.value.strip() or text.is_inside or text.field in MAY_BE_EMPTY):
+            message, hint = "is empty, so it names nothing", "give it a value, or leave it out"
+            yield Problem(path=path, message=message, hint=hint, location=place_of(path, origins))
+
+
+def text_problems(run: RunConfig, origins: Origins, broken: Collection[str]) -> Iterator[Problem]:
+    """Problems of references, and of names of files that are too long."""
+    for path, text in _written_texts(run, origins, broken):
         if text.field not in FREE and (reference := REFERENCE.search(text.value)):
             variable = _VARIABLE.fullmatch(text.value)
             example = f"env:{variable[1] if variable else 'NAME'}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from skyrl.config.checks.texts import text_problems, texts_of
+from skyrl.config.checks.texts import empty_text_problems, text_problems, texts_of
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.kinds import kind_of
 from skyrl.errors import Problem
@@ -25,7 +25,9 @@ def check(config: RunConfig, origins: Origins | None = None, broken: Collection[
     `origins` tell what was written; without them, values that differ from the default count as written. `broken` are
     paths whose written values could not be used: nothing that reads them is checked.
     """
-    problems = find_problems(config, kind_of(config).checks, origins or {}, broken)
+    empty = list(empty_text_problems(config, origins or {}, broken))
+    broken = {*broken, *(problem.path for problem in empty)}
+    problems = [*empty, *find_problems(config, kind_of(config).checks, origins or {}, broken)]
     of_any_kind = (_masked_secret_problems, text_problems, _folders_of_another_run)
     more = (problem for check_all in of_any_kind for problem in check_all(config, origins or {}, broken))
     return [*problems, *more, *without_effect(config, origins, broken)]
