@@ -25,6 +25,7 @@ from tests.config.leaves import FIXED, LEAVES, OTHERS, RUNNABLE, each
 NO_KL = {"trainer.algorithm.use_kl_loss": False, "trainer.algorithm.use_kl_in_reward": False}
 CRITIC = {"trainer.critic.model.path": "critic"}
 OF_ADVANTAGES = ("advantage_estimator", "advantage_batch_normalize", "advantage_norm")
+OF_REWARDS = ("reward_shaping", "use_kl_in_reward")
 IMITATION = {"trainer.algorithm.policy_loss_type": "cross_entropy"}
 PAIRS = {"trainer.algorithm.policy_loss_type": "online_dpo"}
 OF_LOSS = ("beta", "temperature", "max_divergence", "top_k")
@@ -60,7 +61,9 @@ OFF: dict[str, dict[str, Any]] = {
         for name in OF_TOP_K
     },
     "trainer.algorithm.grpo_norm_by_std": {"trainer.algorithm.advantage_estimator": "rloo"},
-    **dict.fromkeys((f"trainer.algorithm.{name}" for name in OF_ADVANTAGES), IMITATION),
+    **dict.fromkeys((f"trainer.algorithm.{name}" for name in (*OF_ADVANTAGES, *OF_REWARDS)), IMITATION),
+    "trainer.teacher": IMITATION,
+    "trainer.algorithm.distillation.task_coef": {**TAUGHT, **IMITATION, "trainer.algorithm.distillation.type": "loss"},
     **dict.fromkeys(("trainer.algorithm.use_kl_loss", "trainer.algorithm.loss_reduction"), PAIRS),
     "trainer.algorithm.old_logprobs": {"trainer.algorithm.policy_loss_type": "dppo"},
     "trainer.algorithm.max_importance_ratio": {"trainer.algorithm.policy_loss_type": "dppo"},

@@ -98,7 +98,7 @@ def test_a_former_name_is_explained_by_the_current_one() -> None:
 def test_a_field_says_when_it_acts() -> None:
     off = explained("trainer.algorithm.kl_loss_coef", "trainer.algorithm.use_kl_loss=false")
     assert (off.acts_when, off.acts) == (
-        "use_kl_in_reward is true, or use_kl_loss with a loss that is not one of pairs (online_dpo is)",
+        "use_kl_in_reward has an effect, or use_kl_loss is true with a loss that is not one of pairs (online_dpo is)",
         False,
     )
     assert explained("trainer.algorithm.kl_loss_coef").acts
@@ -208,5 +208,5 @@ def test_the_section_of_one_field_says_what_the_page_does() -> None:
     section = reference_section(SkyRLTrainConfig(), "trainer.algorithm.lambd")
     assert section in reference_page(SkyRLTrainConfig())
     own = "your own in the signature of SkyRL or verl"
-    read = "advantages or returns are read (cross_entropy and online_dpo read none, a critic does)"
+    read = "either the loss uses advantages (cross_entropy and online_dpo do not) or there is a critic"
     assert section.endswith(f"Acts only when the estimator is gae or {own} and {read}.\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -11,16 +11,27 @@ import torch
 from torch import Tensor
 
 from skyrl.algorithms.losses import LossInputs
-from skyrl.config import AlgorithmConfig, CISPOConfig, CriticConfig, DecoupledConfig, ModelConfig, SkyRLTrainConfig
+from skyrl.config import (
+    AlgorithmConfig,
+    CISPOConfig,
+    CriticConfig,
+    DecoupledConfig,
+    ModelConfig,
+    SkyRLTrainConfig,
+    load,
+    resolve,
+)
 from skyrl.config.checks.algorithm import critic_values_are_read, sequence_loss_weighs_answers_equally
 from skyrl.config.checks.asynchronous import stale_samples_are_corrected
 from skyrl.config.derive.algorithm_facts import estimator_facts, loss_facts
+from skyrl.config.loading.check import has_effect
 from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS
 from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLossRegistry
-from skyrl.training.advantage import advantage_estimator
+from skyrl.training.advantage import advantage_estimator, advantages_of, critic_targets, reward_shaping
 from skyrl.training.objective import policy_loss, policy_objective
 from skyrl.tree import evolve_at, frozen
+from skyrl.tree.rules import paths_read
 
 ALGORITHMS = {name: AlgorithmConfig(policy_loss_type=name) for name in POLICY_LOSSES} | {
     "cispo by the engine": AlgorithmConfig(policy_loss_type="cispo", cispo=CISPOConfig(cispo_anchor="rollout")),
@@ -65,6 +76,40 @@ def test_a_loss_reads_the_logprobs_that_the_table_has_for_it(algorithm: Algorith
 def test_a_loss_reads_advantages_where_the_table_says_so(algorithm: AlgorithmConfig) -> None:
     facts = loss_facts(algorithm)  # a loss of pairs gets its weights in place of advantages
     assert moved(algorithm, "advantages") == (facts.reads_advantages or facts.learns_from_pairs)
+
+
+TRAINED: dict[str, Any] = {
+    "trainer.policy.model.path": "policy",
+    "trainer.teacher.model.path": "teacher",
+    "trainer.algorithm.use_kl_in_reward": True,
+    "trainer.algorithm.use_kl_loss": False,
+}
+"""A run in which everything that makes or changes rewards and advantages is on."""
+
+
+def read_by(make: Callable[[SkyRLTrainConfig], object], run: SkyRLTrainConfig) -> set[str]:
+    """Paths in `trainer.algorithm` and `trainer.teacher` that are read to make something; the loss itself apart."""
+    paths = {path for path in paths_read(make, run) if path.startswith(("trainer.algorithm.", "trainer.teacher."))}
+    return paths - {"trainer.algorithm.policy_loss_type", "trainer.algorithm.policy_loss"}
+
+
+@pytest.mark.parametrize("critic", [None, "critic"])
+@pytest.mark.parametrize("estimator", ADVANTAGE_ESTIMATORS)
+@pytest.mark.parametrize("loss", POLICY_LOSSES)
+def test_what_shapes_rewards_and_advantages_acts_where_the_loss_or_a_critic_learns_from_them(
+    loss: str, estimator: str, critic: str | None
+) -> None:
+    values = {"trainer.algorithm.policy_loss_type": loss, "trainer.algorithm.advantage_estimator": estimator}
+    run = resolve(load([], TRAINED | values | {"trainer.critic.model.path": critic}))
+    of_advantages = read_by(lambda run: advantages_of(run.trainer), run)
+    of_rewards = read_by(lambda run: reward_shaping(run.trainer.algorithm), run)
+    of_returns = read_by(lambda run: critic_targets(run.trainer.algorithm), run)
+    facts, learned_from = POLICY_LOSSES[loss], set[str]()
+    learned_from |= of_advantages if facts.reads_advantages else set()
+    learned_from |= of_rewards if facts.reads_advantages or facts.learns_from_pairs or critic else set()
+    learned_from |= of_returns if critic else set()
+    every_path = of_advantages | of_rewards | of_returns
+    assert {path for path in every_path if has_effect(run, path)} == learned_from
 
 
 @EVERY_LOSS

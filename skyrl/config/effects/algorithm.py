@@ -45,26 +45,45 @@ def _ratio_can_differ_from_1(run: SkyRLTrainConfig) -> bool:
     return not is_of_old or _compares_with_an_old_policy.holds(run)
 
 
-_DISCOUNTS = Condition(
-    "the estimator is gae, reinforce++ or your own in the signature of SkyRL or verl, or there is a critic",
-    lambda run: "gamma" in estimator_facts(run.trainer.algorithm).fields or has_critic(run),
-)
 _LEARNS_FROM_ANSWERS = Condition(
     "the loss is not one of pairs (online_dpo is)",
     lambda run: not loss_facts(run.trainer.algorithm).learns_from_pairs,
 )
-_NEEDS_ADVANTAGES = Condition(
-    "advantages or returns are read ("
+_USES_ADVANTAGES = (
+    "the loss uses advantages ("
     + join_choices([name for name, facts in POLICY_LOSSES.items() if not facts.reads_advantages], "and")
-    + " read none, a critic does)",
-    lambda run: loss_facts(run.trainer.algorithm).reads_advantages or has_critic(run),
+    + " do not)"
+)
+_READS_ADVANTAGES = Condition(_USES_ADVANTAGES, lambda run: loss_facts(run.trainer.algorithm).reads_advantages)
+_READS_RETURNS = Condition(
+    f"either {_USES_ADVANTAGES} or there is a critic", lambda run: _READS_ADVANTAGES.holds(run) or has_critic(run)
+)
+_DISCOUNTS = Condition(
+    "there is a critic, or the estimator is gae, reinforce++ or your own in the signature of SkyRL or verl and "
+    + _USES_ADVANTAGES,
+    lambda run: (
+        has_critic(run) or ("gamma" in estimator_facts(run.trainer.algorithm).fields and _READS_ADVANTAGES.holds(run))
+    ),
+)
+_READS_REWARDS = Condition(
+    "either the loss depends on rewards ("
+    + join_choices([name for name, facts in POLICY_LOSSES.items() if not facts.reads_rewards], "and")
+    + " does not) or there is a critic",
+    lambda run: loss_facts(run.trainer.algorithm).reads_rewards or has_critic(run),
+)
+TEACHES = Condition(
+    f"either {_USES_ADVANTAGES} or trainer.algorithm.distillation.type is loss",
+    lambda run: run.trainer.algorithm.distillation.type == "loss" or _READS_ADVANTAGES.holds(run),
 )
 
 
-@condition("use_kl_in_reward is true, or use_kl_loss with a loss that is not one of pairs (online_dpo is)")
+@condition(
+    "use_kl_in_reward has an effect, or use_kl_loss is true with a loss that is not one of pairs (online_dpo is)"
+)
 def _has_kl_term(run: SkyRLTrainConfig) -> bool:
     algorithm = run.trainer.algorithm
-    return algorithm.use_kl_in_reward or (algorithm.use_kl_loss and _LEARNS_FROM_ANSWERS.holds(run))
+    in_reward = algorithm.use_kl_in_reward and _READS_REWARDS.holds(run)
+    return in_reward or (algorithm.use_kl_loss and _LEARNS_FROM_ANSWERS.holds(run))
 
 
 _READS_OLD_LOGPROBS = Condition(
@@ -107,7 +126,9 @@ _FURTHER_CONDITIONS = {
     **dict.fromkeys(("eps_clip_low", "eps_clip_high"), _ratio_can_differ_from_1),
     # `torch.minimum` splits the gradient between equal terms: a bound of 1 halves it even where the ratio is 1.
     "clip_ratio_c": is_one("trainer.algorithm.clip_ratio_c", 1) | _ratio_can_differ_from_1,
-    **dict.fromkeys(("grpo_norm_by_std", "lambd", "whiten_advantages", "advantage"), _NEEDS_ADVANTAGES),
+    **dict.fromkeys(("grpo_norm_by_std", "whiten_advantages"), _READS_ADVANTAGES),
+    **dict.fromkeys(("lambd", "advantage"), _READS_RETURNS),
+    "kl_ctrl": _READS_REWARDS,
     "max_seq_len": _LEARNS_FROM_ANSWERS,
 }
 """Conditions on the whole run, for fields in `_EFFECTS_IN_TABLE` that depend on more than `trainer.algorithm`."""
@@ -187,14 +208,14 @@ _EFFECTS_IN_TABLE: tuple[Effect, ...] = (
 ALGORITHM_EFFECTS: tuple[Effect, ...] = (
     *effects(_has_kl_term, *fields_in("trainer.algorithm", "kl_loss_coef kl_estimator_type")),
     *effects(_LEARNS_FROM_ANSWERS, *fields_in("trainer.algorithm", "use_kl_loss loss_reduction")),
-    *effects(
-        _NEEDS_ADVANTAGES,
-        *fields_in("trainer.algorithm", "advantage_estimator advantage_batch_normalize advantage_norm"),
-    ),
+    *effects(_READS_ADVANTAGES, *fields_in("trainer.algorithm", "advantage_batch_normalize advantage_norm")),
+    Effect("trainer.algorithm.advantage_estimator", _READS_RETURNS),
+    *effects(_READS_REWARDS, *fields_in("trainer.algorithm", "reward_shaping use_kl_in_reward")),
     *effects(CRITIC, *fields_in("trainer.algorithm", "value_clip value_head_prefix normalize_values")),
-    Effect("trainer.algorithm.distillation", DISTILLS),
+    Effect("trainer.algorithm.distillation", DISTILLS & TEACHES),
+    Effect("trainer.algorithm.distillation.task_coef", _READS_ADVANTAGES),
     Effect("trainer.algorithm.max_importance_ratio", _compares_with_an_old_policy & _LEARNS_FROM_ANSWERS),
-    Effect("trainer.algorithm.gamma", _DISCOUNTS & _NEEDS_ADVANTAGES),
+    Effect("trainer.algorithm.gamma", _DISCOUNTS),
     # Fields in the table of a loss, whose own condition is that this loss is chosen.
     *(
         Effect(f"trainer.algorithm.{facts.table}.{field}", _ratio_can_differ_from_1)

@@ -15,6 +15,7 @@ from skyrl.config.derive.rl_models import (
     shares_gpus,
 )
 from skyrl.config.derive.sizes import models_of, on_ray
+from skyrl.config.effects.algorithm import TEACHES
 from skyrl.config.effects.models import effect_where, exists, model_effects
 from skyrl.config.settings.strategies import facts_of
 from skyrl.tree.rules import Condition, Effect, effects, fields_in
@@ -41,6 +42,7 @@ def _optimizer(model: Role) -> Iterator[Effect]:
 
 
 LEARNER_EFFECTS: tuple[Effect, ...] = (
+    Effect("trainer.teacher", TEACHES),
     *effects(
         Condition("a teacher has an address (url or sources)", has_served_teacher),
         *fields_in("trainer.teacher.endpoint", "protocol timeout max_requests"),

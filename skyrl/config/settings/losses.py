@@ -236,6 +236,11 @@ class LossFacts:
     """Whether loss and gradient are exactly 0 at tokens with advantage 0: rows with only such tokens skip the forward
     pass."""
 
+    @property
+    def reads_rewards(self) -> bool:
+        """Whether rewards decide what is learned, by advantages or by the order of answers."""
+        return self.reads_advantages or self.learns_from_pairs
+
     overrides_for: Callable[[Any], Mapping[str, Any]] = lambda settings: {}
     """Facts that differ under given settings of the loss's table, by name."""
 
