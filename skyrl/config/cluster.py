@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from attrs import evolve
+
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import FrozenDict, field, frozen
@@ -195,7 +197,7 @@ def load_cluster(
     for number, word in enumerate(overrides, start=1):
         builder.assign(read_argument(word, number))
     cluster: ClusterConfig = builder.build()
-    problems = [*builder.problems, *([] if builder.problems else cluster.own_problems())]
+    problems = [evolve(problem, severity="error") for problem in builder.problems] or [*cluster.own_problems()]
     if problems:
         raise ConfigError(problems, title="This cluster cannot be used")
     return cluster

@@ -19,6 +19,7 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree import FrozenDict, field, frozen
 from skyrl.tree.builder import TreeBuilder
 from skyrl.tree.files import read_file
+from skyrl.tree.types import display_value
 from skyrl.tree.validators import non_negative, not_empty, positive
 
 KINDS_OF_DRAWS = ("uniform", "log_uniform", "integer", "choice")
@@ -93,7 +94,7 @@ class SweepConfig(BaseConfig):
             yield Problem(path="run", message="no configuration file is given", hint='such as run = ["run.toml"]')
         for path, values in flat(self.grid):
             if not isinstance(values, tuple) or not values:
-                message = f"{values!r} is not a list of values"
+                message = f"{display_value(values)} is not a list of values"
                 yield Problem(path=f"grid.{path}", message=message, hint="write it in [ ]")
         for problem in self.random.own_problems():
             yield evolve(problem, path=f"random.{problem.path}")
@@ -104,7 +105,7 @@ def load_sweep(file: str) -> SweepConfig:
     builder: TreeBuilder[Any] = TreeBuilder(SweepConfig())
     builder.assign_all(read_file(file))
     sweep: SweepConfig = builder.build()
-    problems = [*builder.problems, *([] if builder.problems else sweep.own_problems())]
+    problems = [evolve(problem, severity="error") for problem in builder.problems] or [*sweep.own_problems()]
     if problems:
         raise ConfigError(problems, title="This sweep cannot be used")
     return sweep

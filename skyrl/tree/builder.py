@@ -253,6 +253,10 @@ class TreeBuilder(Generic[T]):
             path, location = dotted(assignment.path), assignment.origin.location
             problem = Problem(path=path, message=TOO_MANY_VALUES, location=location)
             raise ConfigError([problem], title="This configuration cannot be used")
+        if assignment.is_empty_file:
+            path, file = dotted(assignment.path), assignment.origin.where
+            message, hint = f"{file} is empty and sets nothing", "write settings into it, or leave it out"
+            self.problems.append(Problem(path=path, message=message, hint=hint, severity="warning"))
         self._put(assignment)
 
     def _put(self, assignment: Assignment) -> None:

@@ -145,7 +145,7 @@ def test_text_stays_text(text: str) -> None:
 def test_a_whole_number_is_a_number_and_true_is_none() -> None:
     assert repr(load([], ["trainer.policy.optimizer_config.lr=1"]).config.trainer.policy.optimizer_config.lr) == "1.0"
     [problem] = refused([], {"trainer.policy.optimizer_config.lr": True, "trainer.seed": 1})
-    assert problem.message == "True is not a number"
+    assert problem.message == "true is not a number"
 
 
 @pytest.mark.parametrize("word", ["null", "none", "None"])
@@ -413,3 +413,31 @@ def test_a_single_text_is_a_list_of_one_in_python() -> None:
     path: Any = "x.jsonl"
     changed = attrs.evolve(DataConfig(), train_data=path)
     assert changed.train_data == DataConfig(train_data=path).train_data == ("x.jsonl",)
+
+
+# Files without an entry
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.toml", ""), ("a.toml", "# later\n"), ("a.yaml", ""), ("a.yml", "# later"), ("a.json", "{}")]
+)
+@pytest.mark.parametrize("given", ["file", "argument", "table", "extended"])
+def test_a_file_without_an_entry_is_told(given: str, name: str, text: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    (tmp_path / "run.toml").write_text(f"extends = '{name}'\ntrainer.epochs = 2")
+    by_argument = {"argument": f"@{file}", "table": f"trainer.policy=@{file}"}
+    files = {"file": [str(file)], "extended": [str(tmp_path / "run.toml")]}.get(given, [])
+    loaded = load(files, [by_argument[given]] if given in by_argument else [])
+    path = "trainer.policy" if given == "table" else ""
+    hint = "write settings into it, or leave it out"
+    assert loaded.warnings == (
+        Problem(path=path, message=f"{file} is empty and sets nothing", hint=hint, severity="warning"),
+    )
+
+
+def test_a_file_that_only_extends_another_is_not_empty(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text("trainer.epochs = 2")
+    (tmp_path / "run.toml").write_text("extends = 'base.toml'")
+    loaded = load(str(tmp_path / "run.toml"))
+    assert (loaded.warnings, loaded.config.trainer.epochs) == ((), 2)

@@ -21,7 +21,7 @@ def cluster_of(conversion: Conversion, folder: Path) -> ClusterConfig:
     """As the command writes it and `skyrl launch` reads it."""
     file = folder / "cluster.toml"
     file.write_text(tomli_w.dumps(conversion.cluster))
-    return load_cluster(str(file))
+    return load_cluster(str(file) if conversion.cluster else None)
 
 
 def line_of(keys: dict[str, Any], source: str) -> Line:
