@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from skyrl.config import ModelConfig, SkyRLTrainConfig, SupervisedConfig
+from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.derive.rl_models import TEACHER
 from skyrl.config.derive.sizes import draws_rollouts, models_of
@@ -13,10 +14,11 @@ from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.kinds import is_preference_run, reads_chats, roles_of
 from skyrl.errors import ConfigError, Problem
 from skyrl.models.files.chat_templates import configured_template
-from skyrl.models.files.facts import ModelFiles, model_files
+from skyrl.models.files.facts import REUSE_PROMPTS, ModelFiles, model_files
 from skyrl.models.files.paths import model_failure, tokenizer_failure
 from skyrl.planning.batches import uneven_heads, uneven_parts
 from skyrl.tree import get_at
+from skyrl.tree.access import is_written
 from skyrl.tree.rules import Check
 
 
@@ -152,6 +154,25 @@ def router_settings_need_experts(run: SkyRLTrainConfig) -> Iterator[Problem]:
         if get_at(run, path):
             message = f"the model {model} has no experts, and so no routers"
             yield Problem(path=path, message=message, hint="leave it out")
+
+
+def engine_reuses_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The torch engine reuses the beginnings of prompts for a few architectures alone; prefix caching is on by default,
+    so that only a value that was written is warned of.
+    """
+    path, engine = "generator.inference_engine.enable_prefix_caching", run.generator.inference_engine
+    if not (engine.enable_prefix_caching and is_written(run, path) and backend_of(engine).is_embedded):
+        return
+    model = run.trainer.policy.model.path
+    files = readable_files(model) if draws_rollouts(run) else None
+    if files is not None and not files.reuses_prompts:
+        yield Problem(
+            path=path,
+            message=f"has no effect: the torch engine reuses prompts of {', '.join(REUSE_PROMPTS)} without sliding "
+            f"windows, and the model {model} is {files.config.get('model_type')}",
+            hint="leave it out, or use another generator.inference_engine.backend",
+            severity="warning",
+        )
 
 
 def policy_has_chat_template(run: SkyRLTrainConfig) -> Iterator[Problem]:

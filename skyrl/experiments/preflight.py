@@ -43,6 +43,7 @@ from skyrl.experiments.folder_checks import (
 )
 from skyrl.experiments.model_checks import (
     answers_fit,
+    engine_reuses_prompts,
     expert_ranks_divide_experts,
     megatron_degrees_divide_model,
     model_exists,
@@ -413,6 +414,7 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     sequence_ranks_divide_heads,
     expert_ranks_divide_experts,
     router_settings_need_experts,
+    engine_reuses_prompts,
     policy_has_chat_template,
     answers_fit("sampling_params"),
     data_files_exist,

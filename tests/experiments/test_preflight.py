@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from click.testing import CliRunner
 
 from skyrl.cli.main import cli
@@ -22,6 +23,7 @@ from skyrl.config.settings.trackers import TRACKERS, is_installed
 from skyrl.errors import ConfigError
 from skyrl.experiments import preflight
 from skyrl.experiments.model_checks import (
+    engine_reuses_prompts,
     expert_ranks_divide_experts,
     megatron_degrees_divide_model,
     router_settings_need_experts,
@@ -36,6 +38,7 @@ from skyrl.experiments.preflight import (
     packages_are_installed,
     the_trackers_are_there,
 )
+from skyrl.inference.torch.fused_decoder import FusedDecoder
 from skyrl.installation import install_command
 
 
@@ -276,6 +279,35 @@ def test_a_model_without_experts_has_no_routers(experts: dict[str, int], count: 
         problems = list(router_settings_need_experts(run))
         assert [problem.path for problem in problems] == [path] * count
         assert router_settings_need_experts in kind_of(run).preflight_checks()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "is_told"),
+    [
+        ("llama", {}, False),
+        ("qwen2", {}, False),
+        ("qwen3", {}, False),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, True),
+        ("gemma2", {}, True),
+        ("mistral", {}, True),
+    ],
+)
+def test_prefix_caching_is_told_where_the_torch_engine_has_none_for_the_model(
+    kind: str, settings: dict[str, Any], is_told: bool, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 32, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0}
+    config = transformers.AutoConfig.for_model(kind, **sizes, **heads, **settings)
+    config.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    assert FusedDecoder.supports(model) is not is_told
+    torch_engine = {"trainer__policy__model__path": str(tmp_path), "generator__inference_engine__backend": "torch"}
+    assert list(engine_reuses_prompts(resolved(**torch_engine))) == []  # on by default: nobody asked for it
+    run = resolved(**torch_engine, generator__inference_engine__enable_prefix_caching=True)
+    problems = [(problem.path, problem.severity) for problem in engine_reuses_prompts(run)]
+    assert problems == [("generator.inference_engine.enable_prefix_caching", "warning")] * is_told
+    assert engine_reuses_prompts in kind_of(run).preflight_checks()
 
 
 def test_without_flash_attn_a_cuda_run_starts_and_says_what_it_takes_instead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,9 @@ from skyrl.tree.files import stored_text
 _TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "*.tiktoken", "tekken.json")
 """Vocabulary files; a tokenizer needs one of them."""
 
+REUSE_PROMPTS = ("llama", "qwen2", "qwen3")
+"""Types of models (`model_type` of `config.json`) for which the torch engine reuses the beginnings of prompts."""
+
 
 @frozen(slots=False)
 class ModelFiles:
@@ -65,6 +68,14 @@ class ModelFiles:
     def experts(self) -> int | None:
         """Experts of a layer; None for a model without experts."""
         return _experts(self.config) or None
+
+    @property
+    def reuses_prompts(self) -> bool:
+        """Whether the torch engine computes the model with its own forward pass, which reuses the beginnings of
+        prompts; it knows more conditions, which few models miss (`FusedDecoder.supports`).
+        """
+        layers = self.config.get("layer_types") or ["full_attention"]
+        return self.config.get("model_type") in REUSE_PROMPTS and set(layers) == {"full_attention"}
 
     @property
     def has_tokenizer(self) -> bool:
