@@ -19,10 +19,10 @@ from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.engine_backends import backend_of, server_urls
 from skyrl.config.derive.every_kind import evaluates, has_flash_attention
 from skyrl.config.derive.sizes import draws_rollouts, on_ray, sizes_of, starts_engines
-from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
 from skyrl.config.loading.kinds import kind_of, samples_rollouts
 from skyrl.config.settings.environment import MCP
+from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLossRegistry
 from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.trackers import TRACKERS, lacks_of, names_of
@@ -386,7 +386,8 @@ def the_recording_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def custom_algorithms_can_be_called(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The user's own loss and estimator can be made, and suit a small batch."""
     algorithm = run.trainer.algorithm
-    if not any(map(is_import_path, (algorithm.policy_loss_type, algorithm.advantage_estimator))):
+    own_loss = PolicyLossRegistry.is_own(algorithm.policy_loss_type)
+    if not own_loss and not AdvantageEstimatorRegistry.is_own(algorithm.advantage_estimator):
         return
     from skyrl.training.advantage import advantage_estimator  # torch, for these alone
     from skyrl.training.objective import policy_loss

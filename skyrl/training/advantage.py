@@ -36,7 +36,7 @@ from skyrl.config.foundation.peer_signatures import ESTIMATOR_SIGNATURES, peer_s
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry
 from skyrl.errors import RunError
 from skyrl.training.describe import Metrics
-from skyrl.training.peer_functions import PeerEstimator, checked_estimator
+from skyrl.training.peer_functions import PeerEstimator, try_estimator
 from skyrl.tree import required
 
 
@@ -183,11 +183,18 @@ def _estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
             return OPO()
         case "gpg":
             return Compared(rescaled_for_silent_groups)
-    user_estimator: AdvantageEstimator = AdvantageEstimatorRegistry.object(name, algorithm.advantage)
+    try_estimator(_of_the_user(algorithm), algorithm)
+    return _of_the_user(algorithm)  # another object: the one that was tried may have counted the call
+
+
+def _of_the_user(algorithm: AlgorithmConfig) -> AdvantageEstimator:
+    user_estimator: AdvantageEstimator = AdvantageEstimatorRegistry.object(
+        algorithm.advantage_estimator, algorithm.advantage
+    )
     signature = peer_signature_of(user_estimator, ESTIMATOR_SIGNATURES)
     if signature is None:
         return user_estimator
-    return checked_estimator(PeerEstimator(function=user_estimator, signature=signature, algorithm=algorithm))
+    return PeerEstimator(function=user_estimator, signature=signature, algorithm=algorithm)
 
 
 class RewardShaping:

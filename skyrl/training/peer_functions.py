@@ -25,6 +25,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from skyrl.algorithms.estimators import AdvantageEstimator
 from skyrl.algorithms.losses import LossInputs, PolicyLoss
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig
@@ -233,12 +234,36 @@ class PeerEstimator:
         return answers.put_back(torch.where(mask, advantages.float(), 0.0), batch.loss_mask.shape[1])
 
 
-def checked_estimator(estimator: PeerEstimator) -> PeerEstimator:
-    """The estimator, after a call with a small batch. Raises `ConfigError` if that fails."""
+def try_estimator(estimator: AdvantageEstimator, algorithm: AlgorithmConfig) -> None:
+    """Call an estimator with a small batch, and with one in which the answers to a prompt have equal rewards, if this
+    algorithm does not leave those out. Raises `ConfigError` if a call fails, or gives something else than one number
+    for each token, or one that is not finite.
+    """
     batch = _small_batch()
-    with _failures_refused("advantage_estimator"):
-        estimator(batch.with_fields(values=batch.rewards, baselines=torch.zeros(len(batch))))
-    return estimator
+    batch = batch.with_fields(values=batch.rewards.cos(), baselines=torch.zeros(len(batch)))
+    last = torch.arange(batch.rewards.shape[1]) == (batch.lengths - 1)[:, None]
+    silent = torch.where(batch.groups[:, None] == 0, last.float(), batch.rewards)
+    leaves_out = algorithm.zero_variance_filter or algorithm.dynamic_sampling.type in ("filter", "replace")
+    rewards = {"a small batch": batch.rewards}
+    rewards |= {} if leaves_out else {"a batch with equal rewards of all answers to a prompt": silent}
+    name = algorithm.advantage_estimator
+    for words, tokens in rewards.items():
+        with _failures_refused("advantage_estimator", words):
+            advantages: object = estimator(batch.with_fields(rewards=tokens))
+        if not isinstance(advantages, Tensor) or advantages.shape != batch.rewards.shape:
+            message = (
+                f"{name} gives {_shape(advantages)} for rewards of shape {tuple(batch.rewards.shape)}: an advantage is "
+                "one number for each token"
+            )
+            raise _refused("advantage_estimator", message)
+        wrong = batch.loss_mask & ~advantages.isfinite()
+        if wrong.any():
+            message = (
+                f"{name} gives the advantage {advantages[wrong][0].item()} for {wrong.sum()} of "
+                f"{batch.loss_mask.sum()} tokens of {words}"
+            )
+            hint = "add a small number to what it divides by"
+            raise ConfigError([Problem(path="trainer.algorithm.advantage_estimator", message=message, hint=hint)])
 
 
 def checked_loss(loss: ReducedLoss, weigh: Callable[[TrainingBatch], Tensor]) -> ReducedLoss:
@@ -308,12 +333,12 @@ def _refuse_non_finite(name: str, losses: Tensor, inputs: LossInputs) -> None:
 
 
 @contextmanager
-def _failures_refused(field: str) -> Iterator[None]:
-    """A block that runs the user's code with a small batch."""
+def _failures_refused(field: str, batch: str = "a small batch") -> Iterator[None]:
+    """A block that runs the user's code with a batch, which messages call so."""
     try:
         yield
     except Exception as error:  # the user's code may raise anything
-        raise _refused(field, f"fails with a small batch: {described(error)}") from error
+        raise _refused(field, f"fails with {batch}: {described(error)}") from error
 
 
 def _refused(field: str, message: str) -> ConfigError:
@@ -393,6 +418,9 @@ def _small_batch() -> TrainingBatch:
         rollout_logprobs=-numbers[0].abs(),
         rewards=torch.where(mask, numbers[1], 0.0),
         groups=torch.tensor([0, 0, 1, 1, 1]),
+        answer_lengths=lengths,
+        trajectory_lengths=lengths,
+        ref_logprobs=-numbers[0].abs() - 0.1,
         old_logprobs=-numbers[2].abs(),
         advantages=torch.where(mask, numbers[3], 0.0),
     )

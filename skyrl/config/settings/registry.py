@@ -71,6 +71,10 @@ class Registry:
         """Built-in names, then registered ones."""
         return (*self.built_in, *self._own)
 
+    def is_own(self, name: str) -> bool:
+        """Whether the name stands for code of the user's: an import path, or a name that a program registered."""
+        return is_import_path(name) or name in self._own
+
     def settings_class(self, name: Any, may_import: bool) -> type[Any] | None:
         """The configuration class that the user's own name stands for; its fields are the settings.
 
