@@ -21,7 +21,7 @@ from skyrl.checkpoint.names import name_of, step_of
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.loading.kinds import kind_of, samples_rollouts
-from skyrl.config.loading.load import Composed, compose
+from skyrl.config.loading.load import Composed, chosen_root, compose
 from skyrl.errors import ResumeError, UserError
 from skyrl.runs.stored_runs import Run, checkpoints_of, run_of, stored_run
 from skyrl.tree import required
@@ -156,10 +156,12 @@ def compose_sampling(
     """The configuration of sampling, resolved and checked; `also` gives further checks. Raises `ConfigError`, and
     `UserError` for another kind of run.
     """
-    composed = compose(files, [*overrides, ("trainer.callbacks", ())], also=also, environ=os.environ)
-    if not samples_rollouts(composed.config):
-        raise UserError(f"kind = {composed.config.kind}: pass a reinforcement-learning configuration")
-    return composed
+    overrides = [*overrides, ("trainer.callbacks", ())]
+    chosen = chosen_root(files, overrides)()
+    if not samples_rollouts(chosen):
+        hint = "leave it out, or pass one of kind = rl; data.val_data=prompts.jsonl names the prompts without a file"
+        raise UserError(f"the configuration is of kind = {kind_of(chosen).name}, which does not say how to sample: {hint}")
+    return compose(files, overrides, also=also, environ=os.environ)
 
 
 def model_of(target: Target, folder: Path) -> str:

@@ -72,6 +72,9 @@ SCORES = Refused("{run} is a run of kind = reward_model, which scores chats: use
 CONFIGURED = Refused("also give a configuration")
 VALID, LAUNCHED = "The configuration is valid", "launches/{name}/run.toml"
 PROMPTED = Refused("also give prompts, with --prompts FILE")
+NOT_RL = Refused("the configuration is of kind = {kind}, which does not say how to sample: leave it out, or pass one")
+SHORT = "generator.eval_sampling_params.max_generate_length=5"
+UNNAMED = Refused("this is the default: set data.val_data")
 TRUST = Refused("if you trust it, pass --trust, or name it in this command, too: environment.env_class=")
 ON_TORCH = "generator.inference_engine.backend=torch trainer.device=cpu generator.sampling_params.max_generate_length=5"
 ANSWERS = "--prompts {nano}/validation.jsonl --to out"
@@ -113,6 +116,8 @@ QUICK = (
     alike("eval {run} --step 9", Refused("there is no checkpoint of step 9")),
     Row("eval {run}", TRUST, CONFIGURED, SCORES, Refused("eval_datasets is empty")),
     Row("generate {run} --to out", "6 answers in", PROMPTED, SCORES, PROMPTED),
+    Row("generate {run} {file} --to out", "6 answers in", NOT_RL, SCORES, NOT_RL),
+    Row(f"generate {{run}} {SHORT} --to out", "6 answers in", UNNAMED, SCORES, UNNAMED),
     alike("serve {run} --adapter a=nowhere", Refused("nowhere contains no adapter")),
     Row(
         "serve-reward {run} --port 0",

@@ -418,22 +418,42 @@ def test_a_single_text_is_a_list_of_one_in_python() -> None:
 # Files without an entry
 
 
-@pytest.mark.parametrize(
+EMPTY_FILES = pytest.mark.parametrize(
     ("name", "text"), [("a.toml", ""), ("a.toml", "# later\n"), ("a.yaml", ""), ("a.yml", "# later"), ("a.json", "{}")]
 )
+
+
+@EMPTY_FILES
 @pytest.mark.parametrize("given", ["file", "argument", "table", "extended"])
 def test_a_file_without_an_entry_is_told(given: str, name: str, text: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_text(text)
     (tmp_path / "run.toml").write_text(f"extends = '{name}'\ntrainer.epochs = 2")
-    by_argument = {"argument": f"@{file}", "table": f"trainer.policy=@{file}"}
-    files = {"file": [str(file)], "extended": [str(tmp_path / "run.toml")]}.get(given, [])
-    loaded = load(files, [by_argument[given]] if given in by_argument else [])
+    files = {"file": [file], "extended": [tmp_path / "run.toml"]}.get(given, [])
+    words = {"argument": [f"@{file}"], "table": [f"trainer.policy=@{file}"]}.get(given, [])
+    message, hint = f"{file} is empty and sets nothing", "write settings into it, or leave it out"
     path = "trainer.policy" if given == "table" else ""
-    hint = "write settings into it, or leave it out"
-    assert loaded.warnings == (
-        Problem(path=path, message=f"{file} is empty and sets nothing", hint=hint, severity="warning"),
-    )
+    expected = Problem(path=path, message=message, hint=hint, severity="warning")
+    assert load(files, [*words, "trainer.epochs=2"]).warnings == (expected,)
+
+
+@EMPTY_FILES
+@pytest.mark.parametrize("is_argument", [False, True])
+def test_a_run_of_which_nothing_is_written_is_refused(name: str, text: str, is_argument: bool, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    [problem] = refused(*([[], [f"@{tmp_path / name}"]] if is_argument else [[tmp_path / name]]))
+    assert (problem.message, problem.severity) == (f"{tmp_path / name} is empty and sets nothing", "error")
+
+
+def test_a_default_that_cannot_be_used_is_called_so() -> None:
+    def refuse(run: SkyRLTrainConfig) -> Any:
+        yield Problem(path="data.val_data", message=f"there is no file {run.data.val_data[0]}")
+
+    for words, hint in ([], "this is the default: set data.val_data"), (["data.val_data=b.jsonl"], ""):
+        with pytest.raises(ConfigError) as caught:
+            compose([], words, also=lambda kind: (refuse,))
+        [problem] = [problem for problem in caught.value.problems if problem.path == "data.val_data"]
+        assert problem.hint == hint
 
 
 def test_a_file_that_only_extends_another_is_not_empty(tmp_path: Path) -> None:

@@ -118,7 +118,8 @@ def compose(
     warnings = tuple(_sort_by_place(problem for problem in problems if problem.severity == "warning"))
     errors = problems if strict else [problem for problem in problems if problem.severity == "error"]
     if errors:
-        raise ConfigError(_sort_by_place(_with_paths_beside(error, config) for error in errors))
+        explained = (_with_default_named(_with_paths_beside(error, config), config) for error in errors)
+        raise ConfigError(_sort_by_place(explained))
     return Composed(written=written, config=config, origins=origins, warnings=warnings)
 
 
@@ -139,6 +140,8 @@ def _builder(
     builder: TreeBuilder[C] = TreeBuilder(chosen(), context)
     for layer in _join_split_arguments(layers, chosen):
         _take(builder, layer, chosen)
+    if layers and all(layer.is_empty for layer in layers):  # nothing is written at all
+        builder.problems = [evolve(problem, severity="error") for problem in builder.problems]
     if root is None and kind in tuple(KINDS):  # the last one counts, whichever kind the files before it are of
         builder.problems = [
             problem for problem in builder.problems if problem.path != "kind" or problem.value not in tuple(KINDS)
@@ -201,6 +204,11 @@ class _Layer:
     error: ConfigError | None = None
     file: str = ""
     location: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is a file without an entry."""
+        return bool(self.assignments) and all(assignment.is_empty_file for assignment in self.assignments)
 
 
 def _file_layer(name: str, place: str = "") -> _Layer:
@@ -368,6 +376,13 @@ def _with_paths_beside(problem: Problem, run: RunConfig) -> Problem:
     return evolve(
         problem, hint=f"{existing_path} exists: run the command in {folder}; paths start at the working directory"
     )
+
+
+def _with_default_named(problem: Problem, run: RunConfig) -> Problem:
+    """The problem, with a hint if it is about a value that nobody wrote, such as the name of a missing file."""
+    if problem.hint or problem.location or not any(_texts(run, problem.path)):
+        return problem
+    return evolve(problem, hint=f"this is the default: set {problem.path}")
 
 
 def _texts(run: RunConfig, path: str) -> Iterator[str]:
