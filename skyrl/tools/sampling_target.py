@@ -160,7 +160,9 @@ def compose_sampling(
     chosen = chosen_root(files, overrides)()
     if not samples_rollouts(chosen):
         hint = "leave it out, or pass one of kind = rl; data.val_data=prompts.jsonl names the prompts without a file"
-        raise UserError(f"the configuration is of kind = {kind_of(chosen).name}, which does not say how to sample: {hint}")
+        raise UserError(
+            f"the configuration is of kind = {kind_of(chosen).name}, which does not say how to sample: {hint}"
+        )
     return compose(files, overrides, also=also, environ=os.environ)
 
 

@@ -77,7 +77,7 @@ def test_a_field_that_disagrees_is_an_error_and_one_that_agrees_is_not() -> None
         ),
         ("vllm:d8+eval", "names only engines, but this run trains"),
         ("d8", "names only learners, but this run starts engines"),
-        ("vllm[rollout]:d2+fsdp[critic]:d4", "no part is the policy's: the learners are critic"),
+        ("vllm[rollout]:d2+fsdp[critic]:d4", "no part is for the policy: the learners are critic"),
         ("vllm[rollout]:d2+fsdp[actor]:d4+fsdp[judge]:d4", "no model of a run is called 'judge'"),
         ("vllm[r]:d2+fsdp[actor]:d4+megatron[ref]:d4", "some learners use Megatron and some do not"),
     ],

@@ -44,8 +44,8 @@ def test_the_nearest_divisors_are_told(batch: int, mini: int, hint: str) -> None
         (
             {"trainer.train_batch_size": 12, "trainer.policy_mini_batch_size": 6, **gpus(8, "policy")},
             "30 samples (6 prompts x 5) cannot be split evenly across the policy's 8 data-parallel ranks",
-            "no size that divides trainer.train_batch_size = 12 can; nearest numbers of ranks that it can be dealt to: "
-            "6 and 10",
+            "no size that divides trainer.train_batch_size = 12 can; nearest numbers of ranks that can share it "
+            "evenly: 6 and 10",
         ),
     ],
 )

@@ -110,7 +110,7 @@ def test_groups_of_deepspeed_are_switched_off_by_one() -> None:
                 ENGINE + "external_server_urls": ["http://10.0.0.1:8000"],
                 ENGINE + "weight_sync_backend": "gloo",
             },
-            "gloo does not reach engines that run already from a learner that is not on Ray",
+            "gloo does not reach engines that are already running from a learner that is not on Ray",
             "possible values: disk, delta, none, or set trainer.placement.executor = ray",
         ),
     ],

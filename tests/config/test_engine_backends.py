@@ -123,7 +123,7 @@ def run_of(**engine: Any) -> tuple[SkyRLTrainConfig, set[str]]:
         ({"backend": "vllm", "external_server_urls": NEW}, False, tuple(NEW), ()),
         ({"backend": "vllm", "external_server_urls": NEW, "remote_urls": OLD}, False, tuple(NEW), {"remote_urls"}),
         ({"backend": "vllm", "external_proxy_url": NEW[0], "remote_urls": OLD}, False, WITH_SCHEME, ()),
-        # contradictions: these addresses are those of engines that run already
+        # contradictions: these addresses are those of engines that are already running
         (
             {"backend": "vllm", "run_engines_locally": True, "external_server_urls": NEW},
             False,

@@ -98,7 +98,8 @@ def test_a_former_name_is_explained_by_the_current_one() -> None:
 def test_a_field_says_when_it_acts() -> None:
     off = explained("trainer.algorithm.kl_loss_coef", "trainer.algorithm.use_kl_loss=false")
     assert (off.acts_when, off.acts) == (
-        "use_kl_in_reward has an effect, or use_kl_loss is true with a loss that is not one of pairs (online_dpo is)",
+        "use_kl_in_reward has an effect, or use_kl_loss is true with a loss that does not learn from pairs "
+        "(online_dpo does)",
         False,
     )
     assert explained("trainer.algorithm.kl_loss_coef").acts

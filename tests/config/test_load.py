@@ -441,8 +441,9 @@ def test_a_file_without_an_entry_is_told(given: str, name: str, text: str, tmp_p
 @pytest.mark.parametrize("is_argument", [False, True])
 def test_a_run_of_which_nothing_is_written_is_refused(name: str, text: str, is_argument: bool, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
-    [problem] = refused(*([[], [f"@{tmp_path / name}"]] if is_argument else [[tmp_path / name]]))
+    [problem] = not_composed(*([[], [f"@{tmp_path / name}"]] if is_argument else [[tmp_path / name]]))
     assert (problem.message, problem.severity) == (f"{tmp_path / name} is empty and sets nothing", "error")
+    assert load([tmp_path / name]).config == SkyRLTrainConfig()  # to look at the defaults, it may be empty
 
 
 def test_a_default_that_cannot_be_used_is_called_so() -> None:

@@ -38,7 +38,7 @@ def warned(values: dict[str, Any]) -> set[str]:
         (
             {"loss_type": ["nca_pair", "sft", "aot"], "f_divergence_type": "forward_kl"},
             "f_divergence_type",
-            "nca_pair and aot are defined for reverse_kl alone; losses that take others: sigmoid, hinge",
+            "nca_pair and aot are defined for reverse_kl only; losses that take others: sigmoid, hinge",
         ),
         ({"loss_type": ["kto", "sft"]}, "loss_type", "kto is for single answers with labels; set it to kto alone"),
         ({"loss_type": ["kto"], "batch_size": 1}, "batch_size", "1 has no other; choose 2 or more"),
@@ -46,7 +46,7 @@ def warned(values: dict[str, Any]) -> set[str]:
         (
             {"streaming": True, "num_steps": 2, "precompute_ref_log_probs": True},
             "precompute_ref_log_probs",
-            "not known before",
+            "not known in advance",
         ),
         ({"loss_type": ["aot"], "num_answers": 4}, "num_answers", "aot sorts the pairs of a batch; set it to 2"),
         ({"loss_type": ["aot"], "use_weighting": True}, "use_weighting", "aot pairs answers of different rows"),

@@ -61,7 +61,7 @@ def test_rows_are_dealt_out_to_groups_of_ranks_that_share_them(rows: int, neares
         (
             {"sampler": "pools"},
             "curriculum.sampler",
-            "pools follows rewards, which rows of a supervised run do not get",
+            "pools depends on rewards, which rows of a supervised run do not have",
         ),
         ({"sampler": "random"}, "curriculum.sampler", "there is no sampler 'random' here"),
         ({"sampler": "mixture"}, "curriculum.mixture", "the list is empty"),
@@ -91,12 +91,12 @@ SHARED: dict[str, Any] = {"placement__num_gpus_per_node": 4, "batch_size": 4}
         (
             {"context_parallel_size": 2, "use_sequence_packing": False},
             "context_parallel_size",
-            "2 ranks share a sequence only where rows are packed; set use_sequence_packing = true",
+            "2 ranks can share a sequence only if rows are packed; set use_sequence_packing = true",
         ),
         (
             {"sequence_parallel_size": 2, "attention": "eager"},
             "sequence_parallel_size",
-            "2 ranks cannot share a sequence where attention is eager; set attention = sdpa, which uses torch's "
+            "2 ranks cannot share a sequence while attention is eager; set attention = sdpa, which uses torch's "
             "FlashAttention kernels on CUDA",
         ),
         (
@@ -113,12 +113,12 @@ SHARED: dict[str, Any] = {"placement__num_gpus_per_node": 4, "batch_size": 4}
         (
             {"expert_parallel_size": 2, "tensor_parallel_size": 2},
             "expert_parallel_size",
-            "2 ranks cannot spread experts where tensor_parallel_size = 2; set one of them to 1",
+            "experts cannot be spread over 2 ranks while tensor_parallel_size = 2; set one of them to 1",
         ),
         (
             {"expert_parallel_size": 2, "fsdp_config.fsdp_size": 2},
             "expert_parallel_size",
-            "2 ranks cannot spread experts of copies that are sharded over a part of the ranks; set "
+            "experts cannot be spread over 2 ranks while a copy is sharded over only some of the ranks; set "
             "fsdp_config.fsdp_size = -1",
         ),
         (
@@ -203,11 +203,11 @@ def test_a_supervised_run_on_fewer_ranks_needs_resume_with_changes(faults: str, 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("optimizer_config.lr", 1.5, "1.5 changes every weight by about that in each step"),
+        ("optimizer_config.lr", 1.5, "each step changes every weight by about 1.5"),
         ("optimizer_config.lr", 0.0, "0 changes no weight: nothing is learned"),
-        ("optimizer_config.weight_decay", 20.0, "20.0 shrinks every weight by that"),
+        ("optimizer_config.weight_decay", 20.0, "each step shrinks every weight by 20.0 times the learning rate"),
         ("optimizer_config.adam_eps", 1.0, "1.0 is above most gradients"),
-        ("optimizer_config.adam_betas", [0.99, 0.9], "the second moment, of 0.9, is shorter than the first, of 0.99"),
+        ("optimizer_config.adam_betas", [0.99, 0.9], "the second moment decays faster (0.9) than the first (0.99)"),
     ],
 )
 def test_a_setting_of_the_optimizer_that_can_only_be_a_slip_is_warned_of(path: str, value: Any, message: str) -> None:
@@ -230,7 +230,7 @@ def test_a_run_that_no_cluster_holds_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("values", "path", "message"),
     [
-        ({}, "num_steps", "streamed rows are not counted"),
+        ({}, "num_steps", "the number of streamed rows is not known in advance"),
         ({"num_steps": 3, "train_dataset_weights": (1.0,)}, "train_dataset_weights", "one after the other"),
         (
             {"max_training_samples": 8, "curriculum.sampler": "schedule", "curriculum.stages": [{}]},

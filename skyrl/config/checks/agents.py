@@ -15,7 +15,7 @@ def agent_is_command_or_function(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The agent is a command or a function, not both, and a function has no exit code to take as the reward."""
     agent = run.environment.agent
     if agent.command and agent.function is not None:
-        message = f"{_AGENT}.command is given, too"
+        message = f"{_AGENT}.command is given as well"
         yield Problem(path=f"{_AGENT}.function", message=message, hint="leave one of them out")
     if agent.function is not None and not agent.command and agent.reward == "exit_code":
         message = "a function has no exit code"
@@ -50,13 +50,13 @@ def agent_rows_share_one_advantage(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if estimator_facts(algorithm).discounts:
         yield Problem(
             path="trainer.algorithm.advantage_estimator",
-            message=f"{algorithm.advantage_estimator} discounts over tokens, and an agent's trajectory may have rows "
-            "that have none in common",
+            message=f"{algorithm.advantage_estimator} discounts over tokens, and the rows of an agent's trajectory may "
+            "share none",
             hint="use grpo, rloo or maxrl",
         )
     if algorithm.loss_reduction == "token_mean_legacy":
         yield Problem(
             path="trainer.algorithm.loss_reduction",
-            message="token_mean_legacy weighs micro-batches, whose number differs where trajectories have several rows",
+            message="token_mean_legacy weighs micro-batches, whose number varies when trajectories have several rows",
             hint="use token_mean",
         )

@@ -72,7 +72,7 @@ def pairs_replace_advantages(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(
             path=_ALGORITHM + field,
             message=f"is set, and {name} compares answers by their probabilities under policy and reference alone",
-            hint="leave it out: online_dpo.beta is the strength of the tie to the reference",
+            hint="leave it out: online_dpo.beta says how closely the policy stays to the reference",
         )
     itself = distills(run) and not has_teacher(run)
     for path, role, exists in (
@@ -81,7 +81,7 @@ def pairs_replace_advantages(run: SkyRLTrainConfig) -> Iterator[Problem]:
         (_ALGORITHM + "distillation.self_teacher", "teacher", itself),
     ):
         if exists:
-            message = f"{name} reads nothing of a {role}"
+            message = f"{name} does not use a {role}"
             yield Problem(path=path, message=message, hint="leave it out, or use another loss")
     if run.generator.n_samples_per_prompt == 1:
         yield Problem(
@@ -112,10 +112,10 @@ def policy_teaches_with_hint(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if not settings.self_teacher:
         return
     if has_teacher(run):
-        message = "the policy teaches itself, and there is a teacher in trainer.teacher, too"
+        message = "the policy teaches itself, but trainer.teacher names a teacher as well"
         yield Problem(path=path, message=message, hint="leave one of them out")
     if settings.hint.source == "none":
-        message = "the policy would learn from what it does already: its teacher reads nothing more"
+        message = "the policy would learn what it already does: its teacher reads nothing more than it does"
         yield Problem(path=path, message=message, hint="set trainer.algorithm.distillation.hint.source")
 
 
@@ -128,10 +128,10 @@ def moving_teacher_is_the_policy(run: SkyRLTrainConfig) -> Iterator[Problem]:
         return
     path = _ALGORITHM + "distillation.teacher_update_rate"
     if teacher != policy:
-        message = f"the policy cannot be mixed into {teacher or 'no model'}, which is another one"
+        message = f"the policy is mixed only into its own model, and the teacher is {teacher or 'not a local one'}"
         yield Problem(path=path, message=message, hint=f"set trainer.teacher.model.path = {policy}, or leave it out")
     if gives_whole_distributions(run):
-        message = "the output matrix of a teacher that moves is not sent to the policy's ranks"
+        message = "the output matrix of a moving teacher is not sent to the policy's ranks"
         yield Problem(
             path=path, message=message, hint="set trainer.algorithm.distillation.top_k = 128, or type = advantage"
         )
@@ -144,7 +144,7 @@ def hints_find_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
         return
     path = _ALGORITHM + "distillation.hint.source"
     if run.environment.agent.plays:
-        message = "an agent writes the prompts itself, so that a hint has no place in them"
+        message = "the agent writes its own prompts, which leaves no place for a hint"
         yield Problem(path=path, message=message, hint="set it to none, or leave environment.agent out")
     if settings.source == "success" and run.generator.n_samples_per_prompt == 1:
         message = "success is another answer to the prompt, and generator.n_samples_per_prompt is 1"
@@ -226,7 +226,7 @@ def loss_needs_engine_logprobs(run: SkyRLTrainConfig) -> Iterator[Problem]:
             path="generator.sampling_params.logprobs",
             message=f"is none, and trainer.algorithm.{reader} = {getattr(algorithm, reader)} may read the engine's "
             "log-probabilities",
-            hint="leave it out, or set 1",
+            hint="leave it out, or set it to 1",
         )
 
 
@@ -241,7 +241,7 @@ def sequence_loss_weighs_answers_equally(run: SkyRLTrainConfig) -> Iterator[Prob
     if loss_facts(algorithm).expects_sequence_mean and algorithm.loss_reduction != "sequence_mean":
         yield warning(
             path=_ALGORITHM + "loss_reduction",
-            message=f"{algorithm.policy_loss_type} is meant for sequence_mean, and this is {algorithm.loss_reduction}",
+            message=f"{algorithm.policy_loss_type} is meant for sequence_mean, not for {algorithm.loss_reduction}",
         )
 
 

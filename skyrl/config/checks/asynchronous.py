@@ -41,7 +41,7 @@ def queue_holds_one_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(
             path=f"{_ASYNC}.queue_size",
             message=f"{settings.queue_size} groups cannot fill a batch of trainer.train_batch_size = {batch}",
-            hint=f"at least {batch}, or leave it out",
+            hint=f"set it to at least {batch}, or leave it out",
         )
 
 
@@ -53,7 +53,7 @@ def sync_interval_within_staleness_bound(run: SkyRLTrainConfig) -> Iterator[Prob
             path=f"{_ASYNC}.steps_per_sync",
             message=f"new weights every {settings.steps_per_sync} steps leave samples {settings.steps_per_sync - 1} "
             f"versions old, more than {_ASYNC}.max_staleness_steps = {settings.max_staleness_steps}",
-            hint=f"at most {settings.max_staleness_steps + 1}",
+            hint=f"set it to at most {settings.max_staleness_steps + 1}",
         )
 
 
@@ -77,7 +77,7 @@ def kept_cache_excludes_prefix_caching(run: SkyRLTrainConfig) -> Iterator[Proble
     ):
         yield Problem(
             path=f"{_ASYNC}.clear_kv_cache_on_weight_sync",
-            message=f"the prefix cache of {engine.backend} would hand keys and values of old weights to new samples",
+            message=f"the prefix cache of {engine.backend} would give new samples keys and values of old weights",
             hint="set generator.inference_engine.enable_prefix_caching = false, or this to true",
         )
 
@@ -126,6 +126,6 @@ def stream_has_no_last_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if run.trainer.fully_async.enabled and run.data.epoch_tail == "short":
         yield Problem(
             path="data.epoch_tail",
-            message=f"{_ASYNC}.enabled takes prompts one by one, so that no epoch has a last batch",
-            hint='set it to "carry", which leaves out no prompt either, or to "drop"',
+            message=f"{_ASYNC}.enabled draws prompts one by one, so no epoch has a last batch",
+            hint='set it to "carry", which leaves out no prompts either, or to "drop"',
         )

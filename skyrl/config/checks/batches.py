@@ -46,7 +46,7 @@ def synthetic_samples_stand_alone(run: SkyRLTrainConfig) -> Iterator[Problem]:
         return
     if trainer.rollouts_from is not None:
         message = "synthetic samples replace the recorded ones of trainer.rollouts_from"
-        yield Problem(path="trainer.num_dummy_steps", message=message, hint="set one of the two")
+        yield Problem(path="trainer.num_dummy_steps", message=message, hint="leave one of them out")
     for model in ("policy", "ref"):
         if getattr(trainer, model).moe_enable_routing_replay:
             name = f"trainer.{model}.moe_enable_routing_replay"
@@ -114,8 +114,8 @@ def mini_batch_divides_over_ranks(run: SkyRLTrainConfig) -> Iterator[Problem]:
                 f"{RL_ROLES[model].title}'s {ranks} data-parallel ranks",
                 hint=f"nearest sizes that can: {_join_sizes(verdict.nearest)}"
                 if verdict.nearest
-                else f"no size that divides trainer.train_batch_size = {batch} can; nearest numbers of ranks that it "
-                f"can be dealt to: {_join_sizes(others)}",
+                else f"no size that divides trainer.train_batch_size = {batch} can; nearest numbers of ranks that "
+                f"can share it evenly: {_join_sizes(others)}",
             )
 
 

@@ -63,7 +63,7 @@ def rewards_have_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
     names, weights = run.environment.names, run.environment.reward_weights
     if weights is not None and len(weights) != len(names):
         message = f"{len(weights)} weights for {len(names)} rewards"
-        yield Problem(path="environment.reward_weights", message=message, hint="one for each item of env_class")
+        yield Problem(path="environment.reward_weights", message=message, hint="give one for each item of env_class")
     for name in names:
         if name in ENVIRONMENTS and not ENVIRONMENTS[name].single_turn:
             message = f"{name} has several turns, and cannot be one of several rewards"
@@ -92,7 +92,7 @@ def mcp_servers_are_complete(run: SkyRLTrainConfig) -> Iterator[Problem]:
         return
     if not settings.servers:
         hint = f"add a table [[{path}.servers]] with a command or a url"
-        yield Problem(path=f"{path}.servers", message="no server is given whose tools to use", hint=hint)
+        yield Problem(path=f"{path}.servers", message="no tool server is given", hint=hint)
     for index, server in enumerate(settings.servers):
         if not server.has_one_place:
             message = (
@@ -148,12 +148,12 @@ def reasoning_tasks_are_valid(run: SkyRLTrainConfig) -> Iterator[Problem]:
             others = [source for source in getattr(run.data, name) if not source.startswith(SCHEME)]
             is_derived = getattr(run.data, name) == getattr(DataConfig(), name)  # where a task is broken
             if others and not is_derived:
-                message = f"reasoning_gym judges rows of its own tasks, and {others[0]} has others"
+                message = f"reasoning_gym only judges rows of its own tasks, and {others[0]} has other rows"
                 hint = f"leave it out, write {SCHEME}TASK, or let its rows name their environment"
                 yield warning(path=f"data.{name}", message=message, hint=hint)
             tasks = [source for source in getattr(run.data, name) if source.startswith(SCHEME)]
             if len(environment.names) > 1 and any("names_environment=false" not in source for source in tasks):
-                message = f"its rows name {REASONING_GYM}, which alone rewards them"
+                message = f"its rows name {REASONING_GYM}, so no other reward judges them"
                 hint = "add names_environment=false to its parameters, or leave it out"
                 yield warning(path=f"data.{name}", message=message, hint=hint)
     if played and is_installed() and (reason := prompt_refusal(environment.skyrl_gym.reasoning_gym.system_prompt)):
@@ -165,7 +165,7 @@ def reasoning_tasks_are_valid(run: SkyRLTrainConfig) -> Iterator[Problem]:
             continue
         weight = settings.get("weight", 1)
         if not isinstance(weight, int | float) or not 0 < weight < inf:
-            message, hint = f"{display_value(weight)} is not a positive number", "leave the task out to play it never"
+            message, hint = f"{display_value(weight)} is not a positive number", "leave the task out to exclude it"
             yield Problem(path=f"{table}.{task}.weight", message=message, hint=hint)
         own = {name: value for name, value in settings.items() if name != "weight"}
         fixed = [name for name in own if name in ("seed", "size")]
@@ -201,7 +201,7 @@ def streaming_has_an_end(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if trainer.max_training_steps is None and trainer.max_training_prompts is None:
         yield Problem(
             path="trainer.max_training_steps",
-            message="streamed prompts are not counted before they are trained on, so that trainer.epochs ends no run",
+            message="the number of streamed prompts is not known in advance, so trainer.epochs ends no run",
             hint="set it to a number of steps, or trainer.max_training_prompts",
         )
     if curriculum.sampler != "permutation" or curriculum.skip_solved is not None:

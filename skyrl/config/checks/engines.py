@@ -60,7 +60,7 @@ def servers_support_weight_transport(run: SkyRLTrainConfig) -> Iterator[Problem]
         known = engine.weight_sync_backend in able
         of_ray = " from a learner that is not on Ray" if known else ""
         or_ray = ", or set trainer.placement.executor = ray" if known else ""
-        them = f"engines of the kind {engine.backend}" if starts_engines(run) else "engines that run already"
+        them = f"engines of the kind {engine.backend}" if starts_engines(run) else "engines that are already running"
         yield Problem(
             path=f"{_ENGINE}.weight_sync_backend",
             message=f"{engine.weight_sync_backend} does not reach {them}{of_ray}",
@@ -80,7 +80,7 @@ def object_store_needs_delta_transport(run: SkyRLTrainConfig) -> Iterator[Proble
 def started_engines_get_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Engines that the run starts need its weights; only servers can have their own."""
     if starts_engines(run) and run.generator.inference_engine.weight_sync_backend == "none":
-        message = "none is for engines that run already, but this run starts its own"
+        message = "none is for engines that are already running, but this run starts its own"
         yield Problem(path=f"{_ENGINE}.weight_sync_backend", message=message, hint="leave it out: it is derived")
 
 
@@ -145,7 +145,7 @@ def engine_replicas_need_async_engine(run: SkyRLTrainConfig) -> Iterator[Problem
     if _reads(run, "async_engine") and not engine.async_engine and engine.data_parallel_size > 1:
         yield Problem(
             path=f"{_ENGINE}.data_parallel_size",
-            message=f"{engine.data_parallel_size} copies of the weights, and vLLM's offline engine holds one",
+            message=f"{engine.data_parallel_size} copies of the weights are set, but vLLM's offline engine holds one",
             hint=f"set {_ENGINE}.async_engine = true, or {_ENGINE}.num_engines to the number of copies",
         )
 
@@ -194,7 +194,7 @@ def int8_needs_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if _reads(run, "rollout_dtype") and engine.rollout_dtype == "int8" and run.trainer.device != "cpu":
         yield Problem(
             path=f"{_ENGINE}.rollout_dtype",
-            message=f"int8 computes on a CPU, and trainer.device is {run.trainer.device}",
+            message=f"int8 works on a CPU only, and trainer.device is {run.trainer.device}",
             hint='take "bfloat16"',
         )
 

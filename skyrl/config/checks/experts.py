@@ -59,7 +59,7 @@ def megatron_routers_support_replay(run: SkyRLTrainConfig) -> Iterator[Problem]:
         for name in (name for name, chooses in choosing.items() if chooses):
             yield Problem(
                 path=f"trainer.{model}.megatron_config.{name}",
-                message="Megatron-core then chooses experts by itself, and replays none",
+                message="Megatron-core then chooses the experts itself and replays nothing",
                 hint=f"leave it out, or set trainer.{model}.moe_enable_routing_replay = false",
             )
 

@@ -82,7 +82,7 @@ def sources_have_one_teacher(run: SkyRLTrainConfig) -> Iterator[Problem]:
     teacher = run.trainer.teacher
     both = sorted(teacher.sources.keys() & teacher.endpoint.sources.keys())
     if both:
-        message = f"{', '.join(both)}: there is a served teacher for the same source, too (trainer.teacher.endpoint)"
+        message = f"{', '.join(both)}: there is also a served teacher for the same source (trainer.teacher.endpoint)"
         yield Problem(path="trainer.teacher.sources", message=message, hint="leave one of them out")
     if len(teacher.local_paths) > 1 and reads(run.trainer, "megatron_config"):
         yield Problem(
@@ -100,7 +100,7 @@ def served_teachers_give_few_numbers(run: SkyRLTrainConfig) -> Iterator[Problem]
     if teacher.model.path and teacher.endpoint.url:
         yield Problem(
             path="trainer.teacher.endpoint.url",
-            message="there is a local teacher, too (trainer.teacher.model.path)",
+            message="there is also a local teacher (trainer.teacher.model.path)",
             hint="leave one out, or give sources of data their own teachers in trainer.teacher.endpoint.sources",
         )
     if distillation.type == "advantage" and run.generator.sampling_params.temperature != 1:
@@ -146,7 +146,7 @@ def dropout_makes_ratios_noisy(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if trainer.policy.use_dropout and _compares_logprobs(run):
         yield Problem(
             path="trainer.policy.use_dropout",
-            message="the loss compares with log-probabilities that are computed without dropout: ratios would be noise",
+            message="the loss compares with log-probabilities that are computed without dropout: ratios would be noisy",
             hint="set it to false, or make one update per batch (policy_mini_batch_size = train_batch_size, "
             "update_epochs_per_batch = 1) without corrections and without a KL term in the reward",
         )

@@ -75,7 +75,7 @@ def rotary_embeddings_are_given_once(run: RunConfig, model: Role) -> Iterator[Pr
         if value is not None and own.get(name, value) != value:
             yield Problem(
                 path=model.at(f"{table}.{name}"),
-                message=f"is not {basics.path_of(name)}, which is for all models and would replace it",
+                message=f"is not {basics.path_of(name)}, which applies to all models and would replace it",
                 hint="leave one of them out",
             )
 
@@ -162,7 +162,7 @@ def learning_rates_suit_fine_tuning(run: RunConfig, model: Role) -> Iterator[Pro
     if settings.lr == 0:
         yield warning(model.at("optimizer_config.lr"), "0 changes no weight: nothing is learned", "1e-6 is usual")
     elif settings.optimizer != "sgd" and settings.lr > LARGEST_RATE:
-        message = f"{settings.lr} changes every weight by about that in each step"
+        message = f"each step changes every weight by about {settings.lr}"
         yield warning(model.at("optimizer_config.lr"), message, "1e-6 is usual")
 
 
@@ -174,14 +174,14 @@ def optimizer_settings_are_plausible(run: RunConfig, model: Role) -> Iterator[Pr
         return
     settings = model.section(run).optimizer_config
     if settings.weight_decay > LARGEST_DECAY:
-        message = f"{settings.weight_decay} shrinks every weight by that, times the learning rate, in each step"
+        message = f"each step shrinks every weight by {settings.weight_decay} times the learning rate"
         yield warning(model.at("optimizer_config.weight_decay"), message, "0.01 is usual")
     if settings.optimizer != "sgd" and settings.adam_eps > LARGEST_EPSILON:
-        message = f"{settings.adam_eps} is above most gradients, so that steps are smaller than lr says"
+        message = f"{settings.adam_eps} is above most gradients, so steps are smaller than lr says"
         yield warning(model.at("optimizer_config.adam_eps"), message, "1e-8 is usual")
     first, second = settings.adam_betas
     if settings.optimizer != "sgd" and second < first:
-        message = f"the second moment, of {second}, is shorter than the first, of {first}"
+        message = f"the second moment decays faster ({second}) than the first ({first})"
         yield warning(model.at("optimizer_config.adam_betas"), message, "[0.9, 0.999] is usual")
 
 
@@ -340,7 +340,7 @@ def sequence_parallel_needs_packing(run: RunConfig, model: Role) -> Iterator[Pro
     if not basics.use_sample_packing:
         hint = f"set {basics.path_of('use_sample_packing')} = true"
         for path, size in _sharing_sequences(run, model):
-            message = f"{size} ranks share a sequence only where rows are packed"
+            message = f"{size} ranks can share a sequence only if rows are packed"
             yield Problem(path=path, message=message, hint=hint)
 
 
@@ -350,7 +350,7 @@ def sequence_parallel_needs_torch_attention(run: RunConfig, model: Role) -> Iter
     if basics.attention not in (None, "sdpa") and not model.facts(run).own_modules:
         field = basics.path_of("attention")
         for path, size in _sharing_sequences(run, model):
-            message = f"{size} ranks cannot share a sequence where {field} is {basics.attention}"
+            message = f"{size} ranks cannot share a sequence while {field} is {basics.attention}"
             hint = f"set {field} = sdpa, which uses torch's FlashAttention kernels on CUDA"
             yield Problem(path=path, message=message, hint=hint)
 
@@ -389,10 +389,12 @@ def expert_parallel_needs_fsdp(run: RunConfig, model: Role) -> Iterator[Problem]
     if size == 1 or not model.reads(run, "fsdp_config"):
         return
     if section.tensor_parallel_size > 1:
-        message = f"{size} ranks cannot spread experts where tensor_parallel_size = {section.tensor_parallel_size}"
+        message = (
+            f"experts cannot be spread over {size} ranks while tensor_parallel_size = {section.tensor_parallel_size}"
+        )
         yield Problem(path=path, message=message, hint="set one of them to 1")
     elif section.fsdp_config.fsdp_size not in (-1, ranks):
-        message = f"{size} ranks cannot spread experts of copies that are sharded over a part of the ranks"
+        message = f"experts cannot be spread over {size} ranks while a copy is sharded over only some of the ranks"
         yield Problem(path=path, message=message, hint=f"set {model.at('fsdp_config.fsdp_size')} = -1")
     elif ranks % size:
         message = f"{size} does not divide the {ranks} ranks of the model"

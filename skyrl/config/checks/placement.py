@@ -80,7 +80,7 @@ def other_processes_find_code(run: SkyRLTrainConfig) -> Iterator[Problem]:
         value = get_at(run, path)
         for name in (value,) if isinstance(value, str) else value or ():
             if is_sent and name.startswith(OF_PROGRAM):
-                message = f"{name} is defined in the program or notebook that runs, where {where} do not find it"
+                message = f"{name} is defined in the program or notebook that runs, where {where} cannot find it"
                 yield Problem(path=path, message=message, hint="write it into a file, and import it from there")
 
 
@@ -133,7 +133,7 @@ def external_engines_exclude_colocation(run: SkyRLTrainConfig) -> Iterator[Probl
     if on_ray(run) and run.trainer.placement.colocate_all and draws_rollouts(run) and not starts_engines(run):
         yield Problem(
             path="trainer.placement.colocate_all",
-            message="the engines run already, elsewhere, and share no GPUs with this run",
+            message="the engines are already running elsewhere, and share no GPUs with this run",
             hint="set trainer.placement.colocate_all = false",
         )
 
@@ -155,7 +155,7 @@ def external_engines_have_urls(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if draws_rollouts(run) and not starts_engines(run) and not (engine.external_proxy_url or server_urls(engine)):
         yield Problem(
             path=f"{_ENGINE}.external_server_urls",
-            message="the run starts no engines, and no address of any is given",
+            message="the run starts no engines, and no address of one is given",
             hint=f"list their addresses, or set {_ENGINE}.backend = vllm and run_engines_locally = true",
         )
 
@@ -178,11 +178,11 @@ def external_urls_are_valid(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def num_external_engines_matches_urls(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """For engines that run already, `num_engines` is the number of addresses."""
+    """For engines that are already running, `num_engines` is the number of addresses."""
     engine = run.generator.inference_engine
     urls = len(server_urls(engine))
     if draws_rollouts(run) and not starts_engines(run) and urls and engine.num_engines not in (1, urls):
-        message = f"{engine.num_engines} engines, and {urls} addresses of engines that run already"
+        message = f"{engine.num_engines} engines, and {urls} addresses of engines that are already running"
         yield Problem(path=f"{_ENGINE}.num_engines", message=message, hint="leave it out: the addresses are counted")
 
 
@@ -193,7 +193,7 @@ def embedded_engine_is_not_external(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if draws_rollouts(run) and elsewhere and starts_engines(run):
         yield Problem(
             path=f"{_ENGINE}.backend",
-            message=f"the {engine.backend} engine has no server, but the run is set to use engines that run already",
+            message=f"the {engine.backend} engine has no server, but the run uses engines that are already running",
             hint="set it to http, or leave out the addresses and run_engines_locally = false",
         )
 
@@ -261,7 +261,7 @@ def allocation_places_every_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
         names = ", ".join(part.name for part in allocation.learners)
         yield Problem(
             path=ALLOCATION,
-            message=f"no part is the policy's: the learners are {names}",
+            message=f"no part is for the policy: the learners are {names}",
             hint="name one of them [actor]",
         )
     known = {"actor", *ROLES}

@@ -55,7 +55,7 @@ def training_temperature_is_plausible(run: SkyRLTrainConfig) -> Iterator[Problem
     """High temperatures flatten the distribution of tokens until samples are mostly noise."""
     temperature = run.generator.sampling_params.temperature
     if temperature > HOTTEST:
-        message = f"{temperature} makes nearly every token a random one"
+        message = f"{temperature} makes nearly every token random"
         yield warning("generator.sampling_params.temperature", message, "1.0 is usual")
 
 
@@ -93,7 +93,7 @@ def ratio_cap_reaches_one(run: SkyRLTrainConfig) -> Iterator[Problem]:
     name = f"{correction.tis_ratio_type}_tis_ratio_clip_high"
     cap = getattr(correction, name, None)
     if cap is not None and cap < 1:
-        message = f"{cap} is below 1, so even samples without any difference are weighted down"
+        message = f"{cap} is below 1, so even samples without any mismatch are weighted down"
         yield warning(f"trainer.algorithm.off_policy_correction.{name}", message, "2.0 is usual")
 
 
@@ -140,14 +140,14 @@ def evaluation_data_is_held_out(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A score on training prompts says little about new ones."""
     both = [source for source in run.data.val_data if source in set(run.data.train_data)]
     if both:
-        yield warning("data.val_data", f"{', '.join(both)} is trained on, too", "hold some rows out")
+        yield warning("data.val_data", f"{', '.join(both)} is also trained on", "hold some rows out")
 
 
 def checkpoint_and_export_paths_differ(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Checkpoints and exports need different folders: both write subfolders called `global_step_N`."""
     trainer = run.trainer
     if trainer.ckpt_path.rstrip("/") == trainer.export_path.rstrip("/"):
-        message = f"{trainer.export_path} is trainer.ckpt_path, too, and both write global_step_N into it"
+        message = f"{trainer.export_path} is also trainer.ckpt_path, and both write global_step_N into it"
         yield warning("trainer.export_path", message, "give each a folder of its own")
 
 

@@ -60,7 +60,7 @@ def divergences_suit_losses(run: PreferenceConfig) -> Iterator[Problem]:
         able = ", ".join(name for name, loss in PREFERENCE_LOSSES.items() if loss.divergence)
         yield Problem(
             path="f_divergence_type",
-            message=f"{join_choices(others, 'and')} {'are' if len(others) > 1 else 'is'} defined for reverse_kl alone",
+            message=f"{join_choices(others, 'and')} {'are' if len(others) > 1 else 'is'} defined for reverse_kl only",
             hint=f"losses that take others: {able}",
         )
 
@@ -74,7 +74,7 @@ def losses_read_the_same_rows(run: PreferenceConfig) -> Iterator[Problem]:
         )
         yield Problem(path="loss_type", message=message, hint=f"set it to {unpaired[0]} alone, or leave it out")
     if "kto" in run.loss_type and run.batch_size == 1:
-        message = "kto compares the answers of a batch with each other's prompts, and 1 has no other"
+        message = "kto pairs answers with other prompts of the batch, and a batch of 1 has no other"
         yield Problem(path="batch_size", message=message, hint="choose 2 or more, such as 32")
     if "kto" in run.loss_type and run.precompute_ref_log_probs:
         message = "kto pairs prompts with answers of other rows of the batch, which change with every epoch"
@@ -110,5 +110,5 @@ def answers_are_not_truncated(run: PreferenceConfig) -> Iterator[Problem]:
 def precomputed_rows_are_loaded(run: PreferenceConfig) -> Iterator[Problem]:
     """The reference scores all rows before training, which streamed rows cannot be."""
     if run.precompute_ref_log_probs and run.streaming:
-        message = "streamed rows are not known before they are trained on"
+        message = "streamed rows are not known in advance"
         yield Problem(path="precompute_ref_log_probs", message=message, hint="set it to false, or streaming to false")

@@ -83,13 +83,13 @@ def step_wise_excludes_discounting(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(
             path="trainer.algorithm.advantage_estimator",
             message=f"{algorithm.advantage_estimator} discounts over tokens, and the samples of a step-wise trajectory "
-            "share none",
+            "share no tokens",
             hint="use grpo, rloo or maxrl, or set generator.step_wise_trajectories = false",
         )
     if algorithm.loss_reduction == "token_mean_legacy":
         yield Problem(
             path="trainer.algorithm.loss_reduction",
-            message="token_mean_legacy weighs micro-batches, whose number differs where turns are samples",
+            message="token_mean_legacy weighs micro-batches, whose number varies when turns are samples",
             hint="use token_mean",
         )
     if generator.chat_template.name_or_path is not None:
@@ -148,7 +148,7 @@ def returns_need_single_sample_trajectories(run: SkyRLTrainConfig) -> Iterator[P
     if retokenized and algorithm.loss_reduction == "token_mean_legacy":
         yield Problem(
             path="trainer.algorithm.loss_reduction",
-            message="token_mean_legacy weighs micro-batches, whose number differs where the template "
+            message="token_mean_legacy weighs micro-batches, whose number varies when the template "
             "re-renders conversations",
             hint="use token_mean",
         )
@@ -193,7 +193,7 @@ def rope_excludes_engine_arguments(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if engine != learner and (engine is not None or learner is not None):
         yield Problem(
             path=f"{_ENGINE_KWARGS}.hf_overrides.rope_parameters",
-            message="is not trainer.policy.model_config_kwargs.rope_parameters, and both describe one model",
+            message="differs from trainer.policy.model_config_kwargs.rope_parameters, but both describe one model",
             hint="set trainer.rope_scaling or trainer.rope_theta instead, which both sides read",
         )
 

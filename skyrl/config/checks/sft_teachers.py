@@ -19,7 +19,7 @@ def teacher_is_one(run: SFTConfig) -> Iterator[Problem]:
     }
     named = [path for path, value in teachers.items() if value]
     for path in named[1:]:
-        yield Problem(path=path, message=f"there is a teacher in {named[0]}, too", hint="leave one of them out")
+        yield Problem(path=path, message=f"there is also a teacher in {named[0]}", hint="leave one of them out")
 
 
 def teacher_temperature(run: SFTConfig) -> Iterator[Problem]:

@@ -45,7 +45,7 @@ def sources_have_weights(run: SupervisedConfig) -> Iterator[Problem]:
 def weighted_sources_are_shuffled(run: SupervisedConfig) -> Iterator[Problem]:
     """Rows drawn by weight have no order of their own, so they must be shuffled."""
     if run.train_dataset_weights is not None and run.sampler == "sequential":
-        message = "sequential uses the rows in their order, but train_dataset_weights draws them"
+        message = "sequential keeps the order of the rows, but train_dataset_weights draws them at random"
         yield Problem(path="sampler", message=message, hint="set it to random, or leave the weights out")
 
 
@@ -54,7 +54,7 @@ def streaming_has_an_end(run: SupervisedConfig) -> Iterator[Problem]:
     if not run.streaming:
         return
     if run.num_steps is None and run.max_training_samples is None:
-        message = "streamed rows are not counted before they are trained on, so that num_epochs ends no run"
+        message = "the number of streamed rows is not known in advance, so num_epochs ends no run"
         yield Problem(path="num_steps", message=message, hint="set it, or max_training_samples")
     loaded = "or set streaming to false"
     if run.train_dataset_weights is not None:
@@ -69,7 +69,7 @@ def curriculum_can_draw(run: SupervisedConfig) -> Iterator[Problem]:
     """The sampler is known, needs no rewards, and can draw at every step."""
     following = [name for name in run.curriculum.names if name in READS_REWARDS]
     if following:
-        message = f"{following[0]} follows rewards, which rows of a supervised run do not get"
+        message = f"{following[0]} depends on rewards, which rows of a supervised run do not have"
         yield Problem(path="curriculum.sampler", message=message, hint=f"choose one of {', '.join(READS_ROWS)}")
         return
     yield from run.curriculum.mixture_problems("curriculum", len(run.train_datasets))

@@ -46,7 +46,7 @@ def _ratio_can_differ_from_1(run: SkyRLTrainConfig) -> bool:
 
 
 _LEARNS_FROM_ANSWERS = Condition(
-    "the loss is not one of pairs (online_dpo is)",
+    "the loss does not learn from pairs (online_dpo does)",
     lambda run: not loss_facts(run.trainer.algorithm).learns_from_pairs,
 )
 _USES_ADVANTAGES = (
@@ -78,7 +78,8 @@ TEACHES = Condition(
 
 
 @condition(
-    "use_kl_in_reward has an effect, or use_kl_loss is true with a loss that is not one of pairs (online_dpo is)"
+    "use_kl_in_reward has an effect, or use_kl_loss is true with a loss that does not learn from pairs "
+    "(online_dpo does)"
 )
 def _has_kl_term(run: SkyRLTrainConfig) -> bool:
     algorithm = run.trainer.algorithm
@@ -87,7 +88,7 @@ def _has_kl_term(run: SkyRLTrainConfig) -> bool:
 
 
 _READS_OLD_LOGPROBS = Condition(
-    "the loss, or a KL term in the reward, is taken from pi_old",
+    "the loss or a KL term in the reward compares with pi_old",
     lambda algorithm: algorithm.use_kl_in_reward or loss_facts(algorithm).reads_old_logprobs,
 )
 _HAS_OWN_ESTIMATOR = Condition(

@@ -30,7 +30,7 @@ _NOT_ALL_TOGETHER = Condition(
 def _optimizer(model: Role) -> Iterator[Effect]:
     # Other models or engines share the GPU that holds the optimizer's state.
     makes_room = Condition(
-        f"the device is cuda, others share the {model.title}'s (trainer.placement.colocate_all or "
+        f"the device is cuda, others share the {model.title}'s GPUs (trainer.placement.colocate_all or "
         "colocate_policy_ref), and the optimizer is not offloaded all the time",
         lambda run: model.on_cuda(run) and shares_gpus(run) and model.optimizer_may_leave(run),
     )

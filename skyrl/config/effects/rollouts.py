@@ -37,7 +37,9 @@ EVALUATES = Condition("evaluation is on", lambda run: evaluates(run.trainer))
 # Engines.
 
 
-@condition("weights are sent to other processes (the run is on Ray, or the engines run already; not adapters to vLLM)")
+@condition(
+    "weights are sent to other processes (the run is on Ray, or the engines are already running; not adapters to vLLM)"
+)
 def _sends_weights(run: SkyRLTrainConfig) -> bool:
     adapter_files = sends_adapters_alone(run) and backend_of(run.generator.inference_engine).adapters == "files"
     return (on_ray(run) or not starts_engines(run)) and not adapter_files
@@ -55,7 +57,7 @@ def _sends_by_ipc(run: SkyRLTrainConfig) -> bool:
     return on_ray(run) and by_nccl and run.trainer.placement.colocate_all
 
 
-@condition("the engines are vLLM servers that run already, and get weights (weight_sync_backend is not none)")
+@condition("the engines are vLLM servers that are already running, and get weights (weight_sync_backend is not none)")
 def _leaves_groups(run: SkyRLTrainConfig) -> bool:
     engine = run.generator.inference_engine
     return kind_of_engine(engine) == "http" and engine.weight_sync_backend != "none"
@@ -69,7 +71,8 @@ _CHANGES_ENGINES = Condition(
     may_change_engines,
 )
 _RESTARTS = Condition(
-    "the engines are servers that run already, or start on Ray, on GPUs of their own or on a CPU", may_restart_engines
+    "the engines are servers that are already running, or start on Ray, on GPUs of their own or on a CPU",
+    may_restart_engines,
 )
 _WAITS_TO_RESTART = Condition(
     f"{_RESTARTS.words}, and max_engine_restarts is above 0",
@@ -79,15 +82,17 @@ _SERVES = Condition(
     "the policy is served over HTTP (generator.inference_engine.enable_http_endpoint)",
     lambda run: run.generator.inference_engine.enable_http_endpoint,
 )
-_ENGINES_RUN_ALREADY = Condition("the engines run already", lambda run: not starts_engines(run))
-_READS_TOKEN = Condition("the engines run already (external_server_urls names them)", _ENGINES_RUN_ALREADY.holds)
+_ENGINES_RUN_ALREADY = Condition("the engines are already running", lambda run: not starts_engines(run))
+_READS_TOKEN = Condition(
+    "the engines are already running (external_server_urls names them)", _ENGINES_RUN_ALREADY.holds
+)
 _READS_RUN_ENGINES_LOCALLY = Condition(
     f"the engine is not {_SERVERS}, and external_server_urls and external_proxy_url are not given",
     lambda run: starts_engines(run) or not run.generator.inference_engine.run_engines_locally,
 )
 _READS_URLS = Condition(
-    f"the engines run already (run_engines_locally = false, external_proxy_url, or the engine is {_SERVERS}), and "
-    "external_server_urls does not name them",
+    f"the engines are already running (run_engines_locally = false, external_proxy_url, or the engine is {_SERVERS}), "
+    "and external_server_urls does not name them",
     lambda run: reads_remote_urls(run.generator.inference_engine),
 )
 _SENDS_ADAPTERS = Condition(
@@ -95,7 +100,7 @@ _SENDS_ADAPTERS = Condition(
     sends_adapter_files,
 )
 _STARTS_OR_JOINS = Condition(
-    "where it runs already, it gets weights by nccl or gloo", lambda run: starts_engines(run) or joins_servers(run)
+    "if it is already running, it gets weights by nccl or gloo", lambda run: starts_engines(run) or joins_servers(run)
 )
 
 

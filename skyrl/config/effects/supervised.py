@@ -24,7 +24,7 @@ _HAS_EPOCHS = Condition(
     "there are several epochs (num_epochs)", lambda run: run.num_epochs > 1 or run.epoch_tail == "short"
 )
 _EXPORTS = Condition(
-    "the model is exported while it trains (hf_save_interval)", lambda run: read_interval(run.hf_save_interval).ever
+    "the model is exported during training (hf_save_interval)", lambda run: read_interval(run.hf_save_interval).ever
 )
 
 
@@ -35,8 +35,8 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
     Effect("use_torch_compile", _COMPILES),
     Effect("optimizer_config.offload_after_step", never("engines share the device, and there are none")),
     Effect("optimizer_config.max_skipped_updates", is_one("faults.on_non_finite", "skip", name="faults.on_non_finite")),
-    Effect("faults.max_skipped_steps", never("a reinforcement-learning run leaves steps out")),
-    Effect("faults.max_roll_backs", never("a reinforcement-learning run goes back")),
+    Effect("faults.max_skipped_steps", never("only a reinforcement-learning run skips steps")),
+    Effect("faults.max_roll_backs", never("only a reinforcement-learning run rolls back")),
     Effect("micro_train_batch_size_per_gpu", is_one("max_tokens_per_microbatch", -1)),
     Effect("epoch_tail", _LOADS & _HAS_EPOCHS),
     Effect("shuffle_buffer_size", _SHUFFLES_A_STREAM),
@@ -77,7 +77,7 @@ def _read_by(field: str) -> Effect:
 
 _COMPARES = Condition("a loss compares with a reference, and reference_free is off", lambda run: run.compares)
 _WEIGHS_PAIRS = Condition(
-    "a loss of pairs is minimized (loss_type)",
+    "a loss compares the answers of pairs (loss_type)",
     lambda run: any(loss.fields and not loss.unpaired and not loss.ranks for loss in run.facts),
 )
 _IS_UNPAIRED = Condition("a row is one answer (loss_type is kto or apo_zero_unpaired)", lambda run: run.unpaired)

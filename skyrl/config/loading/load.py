@@ -104,7 +104,7 @@ def compose(
 
     `strict` turns warnings into errors; `also` gives further checks for a kind of run, such as those of this machine.
     """
-    builder = _builder(files, overrides, root, environ)
+    builder = _builder(files, overrides, root, environ, starts=True)
     written = builder.build()
     config, origins, broken = resolve_with_origins(written, builder.origins, builder.broken)
     if any(chain[-1].is_stored for chain in origins.values()):  # before any check could import what they name
@@ -124,8 +124,14 @@ def compose(
 
 
 def _builder(
-    files: Files, overrides: Overrides, root: type[C] | None, environ: Mapping[str, str] | None
+    files: Files,
+    overrides: Overrides,
+    root: type[C] | None,
+    environ: Mapping[str, str] | None,
+    *,
+    starts: bool = False,
 ) -> TreeBuilder[C]:
+    """The tree of the layers. `starts`: it is that of a run, of which something has to be written."""
     layers = _layers(files, overrides)
     kind = _kind_of(layers)
     chosen: type[Any] = root or _root_meant(kind, layers)
@@ -140,7 +146,7 @@ def _builder(
     builder: TreeBuilder[C] = TreeBuilder(chosen(), context)
     for layer in _join_split_arguments(layers, chosen):
         _take(builder, layer, chosen)
-    if layers and all(layer.is_empty for layer in layers):  # nothing is written at all
+    if starts and layers and all(layer.is_empty for layer in layers):  # nothing is written at all
         builder.problems = [evolve(problem, severity="error") for problem in builder.problems]
     if root is None and kind in tuple(KINDS):  # the last one counts, whichever kind the files before it are of
         builder.problems = [
