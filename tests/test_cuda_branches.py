@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from skyrl.algorithms import linear_logprobs
+from skyrl.batch import TEACHER_HIDDEN, RowTensors
 from skyrl.config import (
     AlgorithmConfig,
     CriticConfig,
@@ -24,6 +25,7 @@ from skyrl.config import (
     SkyRLLoraConfig,
     TrainerConfig,
 )
+from skyrl.config.settings.distillation import DivergenceConfig
 from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.inference.adapters import shared
 from skyrl.inference.engine import GenerationRequest
@@ -32,7 +34,8 @@ from skyrl.inference.torch.decode_batch import DecodeBatch, Job
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.inference.weights import received_weights, replace_weights
 from skyrl.learners import offloading
-from skyrl.learners.forward import ForwardOptions
+from skyrl.learners.distillation import TeacherLoss
+from skyrl.learners.forward import ForwardOptions, compute_logprobs
 from skyrl.learners.row_support import RowSupport
 from skyrl.learners.workers import model_worker, roles
 from skyrl.learners.workers.objectives import ReturnRegression
@@ -54,7 +57,7 @@ from skyrl.weight_receiver.checksums import Digests
 from skyrl.weight_receiver.incoming_weights import SharedWeights
 from skyrl.weight_sync.senders import buckets
 from tests.cuda_disguise import CUDA, HOST, MEMORY, Disguise, cuda_without_gpu
-from tests.inference.nano import EOS, nano_model, nano_tokenizer, request
+from tests.inference.nano import EOS, VOCABULARY, nano_model, nano_tokenizer, request
 from tests.learners.rows import batch
 from tests.learners.updating import CriticWorker, PolicyWorker
 
@@ -165,6 +168,24 @@ def test_a_loss_and_its_metrics_stay_on_the_device(cuda: Disguise, loss: str) ->
         CUDA
     }
     assert cuda.calls == ["read"] * {"clip_cov": 2, "kl_cov": 1}.get(loss, 0)  # numbers of tokens that are chosen
+
+
+def test_tokens_of_several_teachers_are_found_without_a_read(cuda: Disguise) -> None:
+    register()
+    model = nano_model("qwen3", head_dim=16, attn_implementation=SEGMENTS).to(CUDA, torch.bfloat16)
+    tokens = ROWS.loss_mask.sum(1)
+    names = [f"{TEACHER_HIDDEN}/{name}" for name in "ab"]
+    of_each = [tokens * (torch.arange(6) % 2 == number) for number in range(2)]
+    carried = {
+        name: RowTensors(values=torch.zeros(int(counts.sum()), 16), counts=counts)
+        for name, counts in zip(names, of_each, strict=True)
+    }
+    teachers = TeacherLoss(DivergenceConfig(), {name: torch.zeros(VOCABULARY, 16) for name in names})
+    micro = OPTIONS.prepare(ROWS.carrying(**carried)).to(CUDA)
+    outputs = compute_logprobs(model, micro, OPTIONS, temperature=0.7, teachers=teachers)
+    assert outputs.token_costs is not None
+    outputs.token_costs.sum().backward()
+    assert cuda.calls == []
 
 
 async def test_a_critic_learns_with_as_few_reads(learner: TrainerConfig, cuda: Disguise) -> None:
