@@ -62,7 +62,6 @@ OFF: dict[str, dict[str, Any]] = {
     },
     "trainer.algorithm.grpo_norm_by_std": {"trainer.algorithm.advantage_estimator": "rloo"},
     **dict.fromkeys((f"trainer.algorithm.{name}" for name in (*OF_ADVANTAGES, *OF_REWARDS)), IMITATION),
-    "trainer.teacher": IMITATION,
     "trainer.algorithm.distillation.task_coef": {**TAUGHT, **IMITATION, "trainer.algorithm.distillation.type": "loss"},
     **dict.fromkeys(("trainer.algorithm.use_kl_loss", "trainer.algorithm.loss_reduction"), PAIRS),
     "trainer.algorithm.old_logprobs": {"trainer.algorithm.policy_loss_type": "dppo"},

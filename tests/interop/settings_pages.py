@@ -26,7 +26,7 @@ OTHERS = (8, 0.5, A_WORD, [A_WORD], True, False, {A_KEY: 1})
 """Values that are tried of a setting whose default is no value, or has no counterpart."""
 
 
-TRIED = (A_KEY, A_WORD, " 8", "'8'", " 0.5", "'0.5'", " True", " False")
+TRIED = (A_KEY, A_WORD, " 8", "'8'", " 0.5", "'0.5'", " true", " false")
 """Parts of reasons that name a value that was tried."""
 
 

@@ -112,6 +112,6 @@ def test_what_verls_teacher_asks_for_and_is_not_there_is_named() -> None:
     second = MODEL.replace("teacher_model.", "other.")
     assert "several teachers without a key" in why(verl.convert_keys({**keys, second: "e/f"}), MODEL)
     by_task = {**keys, "distillation.teacher_key": "task"}
-    assert "the choice of a teacher by task" in why(verl.convert_keys(by_task), "distillation.teacher_key")
+    assert "the choice of a teacher by 'task'" in why(verl.convert_keys(by_task), "distillation.teacher_key")
     off = verl.convert_keys({**keys, "distillation.enabled": False})
     assert "only read with distillation.enabled" in why(off, MODEL)

@@ -42,7 +42,7 @@ def _optimizer(model: Role) -> Iterator[Effect]:
 
 
 LEARNER_EFFECTS: tuple[Effect, ...] = (
-    Effect("trainer.teacher", TEACHES),
+    *effects(TEACHES, *fields_in("trainer.teacher", "model sources endpoint")),
     *effects(
         Condition("a teacher has an address (url or sources)", has_served_teacher),
         *fields_in("trainer.teacher.endpoint", "protocol timeout max_requests"),

@@ -12,6 +12,7 @@ from skyrl.config.derive.sizes import Model
 from skyrl.config.settings.strategies import STRATEGIES
 from skyrl.interop.translation import Translation, Values, number, redundant, refused, unsupported
 from skyrl.planning.allocation import LEARNERS, AllocationError, Part, read_allocation, read_part
+from skyrl.tree.types import display_value
 
 SHARED = "shares the policy's GPUs"
 AUTOTP = ".ds_auto_tp.autotp_size"
@@ -138,7 +139,7 @@ def strategy(key: str, value: object, values: Values) -> Translation:
     if name == "target":
         if not _is_colocated(owner, values):
             return redundant("only used with type = colocation")
-        return redundant(SHARED) if value in MODELS else unsupported(f"sharing GPUs with {value}")
+        return redundant(SHARED) if value in MODELS else unsupported(f"sharing GPUs with {display_value(value)}")
     if name != "type" or value not in ("separation", "colocation"):
         return refused("expected type = separation or type = colocation")
     others = [other for other in ("ref", "critic") if other != owner and f"{other}.path" in values]

@@ -55,7 +55,7 @@ _VERIFIERS = (
 def _optimizer(value: object) -> Translation:
     if word(value, ("adamw", "sgd", "muon")) in ("adamw", "muon"):
         return Translation(writes={OPTIMIZER + "optimizer": value})
-    return unsupported("SGD with momentum" if value == "sgd" else f"the optimizer {value}")
+    return unsupported("SGD with momentum" if value == "sgd" else f"the optimizer {display_value(value)}")
 
 
 def _algorithm(value: object) -> Translation:
@@ -84,7 +84,7 @@ def _loss(value: object) -> Translation:
 def _transfer(value: object) -> Translation:
     backend = {"filesystem": "disk", "nccl": "nccl"}.get(str(value))
     if backend is None:
-        return unsupported(f"weight transfer by {value}")
+        return unsupported(f"weight transfer by {display_value(value)}")
     return Translation(writes={ENGINE + "weight_sync_backend": backend})
 
 
@@ -339,7 +339,7 @@ def _schedule(key: str, value: object, values: Values) -> Translation:
         case "type":
             names = {"constant": "constant", "linear": "warmup_stable_decay", "cosine": "cosine"}
             if str(value) not in names:
-                return unsupported(f"the schedule {value}")
+                return unsupported(f"the schedule {display_value(value)}")
             writes: dict[str, Any] = {OPTIMIZER + "scheduler": names[str(value)]}
             if value != "constant":
                 writes[OPTIMIZER + "num_warmup_steps"] = values.get("trainer.scheduler.warmup_steps", 10)

@@ -182,7 +182,7 @@ def _megatron(key: str, value: object, values: Values) -> Translation | None:
         return redundant("affects memory or speed, not results")
     if name == "dtype":
         is_usual = value in ("bfloat16", "bf16")
-        return redundant("bfloat16 is the default") if is_usual else unsupported(f"Megatron in {value}")
+        return redundant("bfloat16 is the default") if is_usual else unsupported(f"Megatron in {display_value(value)}")
     if name == "router_replay.mode":
         return _router_replay(key, value)
     if is_off(value) or name.startswith("router_replay."):

@@ -458,13 +458,21 @@ def distillation(key: str, value: object, values: Values) -> Translation:
             return lowest if of_distributions else redundant("no effect: the loss reads no tokens but the sampled one")
         case "policy_loss_mode":
             usual = redundant("the loss of the policy is that of trainer.algorithm")
-            return usual if value == "vanilla" else unsupported(f"the loss {value} of a teacher's advantages")
+            return (
+                usual
+                if value == "vanilla"
+                else unsupported(f"the loss {display_value(value)} of a teacher's advantages")
+            )
         case "clip_ratio" | "clip_ratio_low" | "clip_ratio_high":
             return redundant("tokens that a teacher rewards are clipped as all others: trainer.algorithm.eps_clip_*")
     match key.removeprefix("distillation."):
         case "teacher_key":
             usual = redundant("the column data_source of a row selects its teacher, if there are several")
-            return usual if value in (None, "data_source") else unsupported(f"the choice of a teacher by {value}")
+            return (
+                usual
+                if value in (None, "data_source")
+                else unsupported(f"the choice of a teacher by {display_value(value)}")
+            )
         case "nnodes" | "n_gpus_per_node":
             return redundant("size of a pool of engines; trainer.placement.teacher_* give the teacher its GPUs")
     return unsupported("this setting of distillation")
