@@ -183,11 +183,11 @@ def _estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
             return OPO()
         case "gpg":
             return Compared(rescaled_for_silent_groups)
-    try_estimator(_of_the_user(algorithm), algorithm)
-    return _of_the_user(algorithm)  # another object: the one that was tried may have counted the call
+    try_estimator(_user_estimator(algorithm), algorithm)
+    return _user_estimator(algorithm)  # another object: the one that was tried may have counted the call
 
 
-def _of_the_user(algorithm: AlgorithmConfig) -> AdvantageEstimator:
+def _user_estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
     user_estimator: AdvantageEstimator = AdvantageEstimatorRegistry.object(
         algorithm.advantage_estimator, algorithm.advantage
     )
