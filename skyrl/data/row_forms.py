@@ -175,6 +175,10 @@ def preference_chat(row: Row, key: str, prompt_key: str) -> list[Message]:
             raise DataError(f"{key} is a text and there is no {prompt_key}: give a prompt, or whole chats")
         return [*before, {"role": "assistant", "content": answer}]
     chat = messages_of(answer, key)
+    if not before and all(message.get("role") == "assistant" for message in chat):
+        raise DataError(
+            f"{key} has only messages of the assistant and there is no {prompt_key}: give a prompt, or whole chats"
+        )
     return chat if _is_whole(chat, before, key, prompt_key) else [*before, *chat]
 
 
@@ -216,7 +220,8 @@ def margin_of(value: object, key: str) -> float:
 UNLEARNED = -100
 """The label of a token that is not learned, as in PyTorch's cross entropy."""
 
-MASKS = ("loss_mask", "assistant_masks", "completion_mask", "attention_mask")
+_LEARNED = ("loss_mask", "assistant_masks", "completion_mask")
+MASKS = (*_LEARNED, "attention_mask")
 """Mask columns of 0 and 1. A token is learned if every mask of its row is 1; padding has attention 0."""
 
 
@@ -240,9 +245,10 @@ def tokenized_row(row: Row, vocabulary: int) -> tuple[Ids, Mask]:
     if ids.min() < 0 or ids.max() >= vocabulary:
         raise DataError(f"input_ids go from {ids.min()} to {ids.max()}, and the tokenizer has 0 to {vocabulary - 1}")
     refuse_other_masks(row)
-    masked = [name for name in ("labels", *MASKS) if name in row]
-    if masked and all(row[name] is None for name in masked):
-        raise DataError(f"{masked[0]} is null: a row of which all tokens are learned has no such column")
+    for names in (("labels", *MASKS), ("labels", *_LEARNED)):
+        masked = [name for name in names if name in row]
+        if masked and all(row[name] is None for name in masked):
+            raise DataError(f"{masked[0]} is null: a row of which all tokens are learned has no such column")
     learned = np.ones(len(ids), dtype=np.bool_)
     if row.get("labels") is not None:
         labels = _parallel_column(ids, row["labels"], "labels")

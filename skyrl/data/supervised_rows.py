@@ -19,12 +19,12 @@ from skyrl.chats.masks import ChatMasks, Mask
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import RewardModelConfig, SFTConfig, SupervisedConfig
 from skyrl.data.arrow_files import ArrowTable, arrow_table
-from skyrl.data.conversations import without_nulls
+from skyrl.data.conversations import without_inner_nulls
 from skyrl.data.mapped_rows import MappedRows, row_of_tokens, tokens_of
 from skyrl.data.row_forms import PreferenceForms, SupervisedForms, refuse_other_masks
 from skyrl.data.row_store import RowFolder, StoredRows, row_key, store_rows, with_length
 from skyrl.data.row_streams import RowStream, StreamedRow
-from skyrl.data.sources import BadRow, Row, is_table, iterate_rows, place_of
+from skyrl.data.sources import BadRow, Row, iterate_rows, place_of
 from skyrl.data.stored_distributions import stored_distributions
 from skyrl.data.tokenized_rows import LikelyTokens, PreferenceRow, R, SupervisedRow
 from skyrl.errors import DataError
@@ -341,7 +341,7 @@ class RowReader(Generic[R]):
 
     def read_full(self, raw_row: Row, source: str, row_id: str) -> R:
         """The row of a source as tokens, however long it is. Raises `DataError`."""
-        return self.read(without_nulls(raw_row) if is_table(source) else raw_row, row_id)
+        return self.read(without_inner_nulls(raw_row, source), row_id)
 
     def shortened(self, row: R) -> R | None:
         """The row; if it is too long, its beginning or None, as `too_long` says."""

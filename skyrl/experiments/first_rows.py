@@ -34,13 +34,13 @@ from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import draws_rollouts
 from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
 from skyrl.config.loading.kinds import is_preference_run, is_reward_model_run, reads_chats
-from skyrl.data.conversations import refuse_media, tools_of, with_system, without_nulls
+from skyrl.data.conversations import refuse_media, tools_of, with_system, without_inner_nulls
 from skyrl.data.cursor import Tail, ends_before
 from skyrl.data.data_files import FILES
 from skyrl.data.preference_rows import answers_of
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
 from skyrl.data.row_forms import chat_in, label_of, learns_all, margin_of, preference_chat
-from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, first_row, is_table, iterate_rows
+from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, first_row, iterate_rows
 from skyrl.envs.env import Env, EnvStep, SampledAnswer
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
@@ -139,7 +139,7 @@ def supervised_rows_of(run: SupervisedConfig) -> Judge:
     """
 
     def judge(row: Row, index: int, source: str) -> None:
-        row = without_nulls(row) if is_table(source) else row
+        row = without_inner_nulls(row, source)
         try:
             refuse_media(row)
             if is_preference_run(run) and run.unpaired:
