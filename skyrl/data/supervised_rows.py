@@ -15,6 +15,7 @@ from typing import Any, Generic
 import numpy as np
 from attrs import asdict, define, evolve, field, frozen
 
+from skyrl.chats.contents import Blanks
 from skyrl.chats.masks import ChatMasks, Mask
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import RewardModelConfig, SFTConfig, SupervisedConfig
@@ -56,6 +57,18 @@ class Tally:
 
     empty_answers: int = 0
     """Number of answers without text, thoughts or tool calls: the model learns to end at once."""
+
+    empty_prompts: int = 0
+    """Number of rows whose prompt has no text."""
+
+    def count(self, blanks: Blanks) -> None:
+        """Set the numbers of empty prompts and answers."""
+        self.empty_prompts, self.empty_answers = blanks.prompts, blanks.answers
+
+    @property
+    def blanks(self) -> Blanks:
+        """Empty prompts and answers."""
+        return Blanks(self.empty_prompts, self.empty_answers)
 
 
 @frozen(kw_only=True)
@@ -177,18 +190,14 @@ def supervised_reader(
 
     def conclude(tally: Tally) -> None:
         tally.turn_end, tally.behind_other_headers = tokens_of.turn_end, tokens_of.behind_other_headers
-        tally.empty_answers = tokens_of.empty_answers
+        tally.count(tokens_of.blanks)
 
     return RowReader(run, tuple(sources), max_length, read, conclude, cut)
 
 
-def count_empty(masks: ChatMasks) -> Callable[[Tally], None]:
-    """A conclusion that counts the empty answers among all that were tokenized."""
-
-    def conclude(tally: Tally) -> None:
-        tally.empty_answers = masks.empty_answers
-
-    return conclude
+def count_blanks(masks: ChatMasks) -> Callable[[Tally], None]:
+    """A conclusion that counts the empty prompts and answers among all that were tokenized."""
+    return lambda tally: tally.count(masks.blanks)
 
 
 def _select_tokens(teacher: LikelyTokens, selection: Mask | slice) -> LikelyTokens:
@@ -216,7 +225,7 @@ def preference_reader(
         chosen, rejected, margin = tokens_of(row)
         return PreferenceRow(id=row_id, chosen=chosen, rejected=rejected, margin=margin)
 
-    return RowReader(run, tuple(sources), max_length, read, count_empty(tokens_of.masks))
+    return RowReader(run, tuple(sources), max_length, read, count_blanks(tokens_of.masks))
 
 
 @seldom_collected()

@@ -19,7 +19,10 @@ from attrs import frozen
 from skyrl.chats.contents import (
     ALLOW_DROPPED,
     DESCRIBE_TOOLS,
+    Blanks,
     DroppedPart,
+    asks_nothing,
+    blanks_of,
     dropped,
     dropped_tools,
     tool_name,
@@ -29,7 +32,7 @@ from skyrl.chats.masks import message_weights
 from skyrl.chats.rendering import begins_an_answer
 from skyrl.chats.spellings import FullestSpelling, Spelling, spellings
 from skyrl.chats.text import Message
-from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
+from skyrl.config import PreferenceConfig, RewardModelConfig, SFTConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import draws_rollouts
 from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
@@ -39,7 +42,7 @@ from skyrl.data.cursor import Tail, ends_before
 from skyrl.data.data_files import FILES
 from skyrl.data.preference_rows import answers_of
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
-from skyrl.data.row_forms import chat_in, label_of, learns_all, margin_of, preference_chat
+from skyrl.data.row_forms import blanks_of_text, chat_in, label_of, learns_all, margin_of, preference_chat
 from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, first_row, iterate_rows
 from skyrl.envs.env import Env, EnvStep, SampledAnswer
 from skyrl.envs.group_rewards import GroupReward
@@ -79,14 +82,18 @@ class CountedRows:
     bad: tuple[str, ...] = ()
     """Reasons of the bad ones; each begins with the place of the row."""
 
+    blanks: Blanks | None = None
+    """Empty prompts and answers; None if the rows were only counted."""
+
     @property
     def good(self) -> int:
         """Number of rows that are not bad. Some may still be too long for the run."""
         return self.rows - len(self.bad)
 
 
-Judge = Callable[[Row, int, str], None]
-"""Reads a row, given its number from 0 and the name of its source. Raises `DataError` for a bad one."""
+Judge = Callable[[Row, int, str], Blanks]
+"""Reads a row, given its number from 0 and the name of its source. Returns what is empty of it. Raises `DataError` for
+a bad one."""
 
 
 def count_rows(source: str, judge: Judge, *, all_rows: bool) -> CountedRows | None:
@@ -98,16 +105,16 @@ def count_rows(source: str, judge: Judge, *, all_rows: bool) -> CountedRows | No
     path = Path(source).expanduser()
     if not all_rows and not source.startswith(SCHEME) and os.path.getsize(path) > QUICK_BYTES:
         return CountedRows(rows=_rows_of_parquet(path)) if path.suffix == ".parquet" else None
-    rows, bad = 0, []
+    rows, bad, blanks = 0, [], Blanks()
     for row in iterate_rows(source):
         rows += 1
         try:
             if isinstance(row, BadRow):
                 raise DataError(row.reason)
-            judge(row, rows - 1, source)
+            blanks += judge(row, rows - 1, source)
         except DataError as error:
             bad.append(str(error))
-    return CountedRows(rows=rows, bad=tuple(bad))
+    return CountedRows(rows=rows, bad=tuple(bad), blanks=blanks)
 
 
 def _rows_of_parquet(path: Path) -> int:
@@ -124,11 +131,12 @@ def prompts_of(run: SkyRLTrainConfig) -> Judge:
     """Whether a row is a prompt with an answer and a task."""
     columns = Columns(prompt=run.data.prompt_column, answer=run.data.answer_column)
 
-    def judge(row: Row, index: int, source: str) -> None:
+    def judge(row: Row, index: int, source: str) -> Blanks:
         full_row = answered(row, index, source, columns)
-        chat_of(full_row, index, source, columns)
+        chat = chat_of(full_row, index, source, columns)
         if not isinstance(full_row.get("env_class") or run.environment.task, str):
             raise DataError(f"{source}, row {index} names no env_class, and environment.env_class gives no default")
+        return Blanks(prompts=int(asks_nothing(chat)))
 
     return judge
 
@@ -138,26 +146,51 @@ def supervised_rows_of(run: SupervisedConfig) -> Judge:
     plain text pass.
     """
 
-    def judge(row: Row, index: int, source: str) -> None:
+    def judge(row: Row, index: int, source: str) -> Blanks:
         row = without_inner_nulls(row, source)
         try:
             refuse_media(row)
-            if is_preference_run(run) and run.unpaired:
-                preference_chat(row, run.completion_key, run.prompt_key)
-                label_of(row.get(run.label_key), run.label_key)
-            elif is_preference_run(run):
-                answers_of(row, run)
-            elif is_reward_model_run(run):
-                chosen, rejected = (preference_chat(row, key, run.prompt_key) for key in run.answer_keys)
-                if chosen == rejected:
-                    raise DataError(f"{' and '.join(run.answer_keys)} are the same")
-                margin_of(row.get(run.margin_key), run.margin_key)
-            elif reads_chats(run) and (chat := chat_in(row, run)) is not None:
-                message_weights(chat, all_messages=learns_all(run))
+            if is_preference_run(run) or is_reward_model_run(run):
+                return _blanks_of_answers(_compared(row, run))
+            if not reads_chats(run):
+                return Blanks()
+            chat = chat_in(row, run)
+            if chat is None:
+                return blanks_of_text(row)
+            return blanks_of(chat, message_weights(chat, all_messages=learns_all(run)))
         except DataError as error:
             raise DataError(f"{source}, row {index}: {error}") from error
 
     return judge
+
+
+def _compared(row: Row, run: PreferenceConfig | RewardModelConfig) -> Sequence[Sequence[Message]]:
+    """The whole chats of the answers of a row. Raises `DataError` for a bad row."""
+    if is_preference_run(run) and run.unpaired:
+        label_of(row.get(run.label_key), run.label_key)
+        return [preference_chat(row, run.completion_key, run.prompt_key)]
+    if is_preference_run(run):
+        return answers_of(row, run)
+    chosen, rejected = (preference_chat(row, key, run.prompt_key) for key in run.answer_keys)
+    if chosen == rejected:
+        raise DataError(f"{' and '.join(run.answer_keys)} are the same")
+    margin_of(row.get(run.margin_key), run.margin_key)
+    return [chosen, rejected]
+
+
+def _blanks_of_answers(chats: Sequence[Sequence[Message]]) -> Blanks:
+    """Blanks of chats with the same prompt, each of which ends with an answer."""
+    blanks = Blanks()
+    for chat in chats:
+        answers = [index for index, message in enumerate(chat) if message.get("role") == "assistant"][-1:]
+        blanks += blanks_of(chat, answers) if answers else Blanks()
+    return Blanks(min(blanks.prompts, 1), blanks.answers)
+
+
+def blank_parts(counted: CountedRows, field: str, source: str) -> Iterator[Problem]:
+    """Warnings of empty prompts and answers, which may be meant."""
+    for sentence in counted.blanks.sentences(f"the rows of {source}") if counted.blanks else ():
+        yield Problem(path=field, message=sentence, severity="warning")
 
 
 def bad_rows(counted: CountedRows, field: str, skip: str, *, skips: bool) -> Iterator[Problem]:
@@ -226,6 +259,8 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
                 continue
             if counted and (judge or not skips):  # the run itself reports the rows that it skips
                 yield from bad_rows(counted, field, "data.bad_rows = skip", skips=skips)
+            if counted and judge:  # as above
+                yield from blank_parts(counted, field, source)
             if field == "data.train_data":
                 counts.append(counted)
             yield from _written_by_the_template(run, row)
@@ -275,6 +310,8 @@ def supervised_rows_can_be_used(*, all_rows: bool) -> Check[SupervisedConfig]:
                     continue
                 if counted and (all_rows or not skips):  # the run itself reports the rows that it skips
                     yield from bad_rows(counted, field, "bad_rows = skip", skips=skips)
+                if counted and all_rows:  # as above
+                    yield from blank_parts(counted, field, source)
                 if field == "train_datasets":
                     counts.append(counted)
                 if reads_chats(run) and not skips and not (counted and counted.bad):

@@ -545,6 +545,47 @@ def test_a_problem_that_two_checks_find_is_told_once(path: str, nano: Path, tmp_
     assert (problem.path, problem.message) == (path, f"{tmp_path}/own.py has no 'LeekyClip'; did you mean LeakyClip?")
 
 
+BLANK: dict[str, tuple[dict[str, object], dict[str, object], list[str]]] = {
+    "pairs": ({"kind": "preference"}, {"prompt": "q", "chosen": "", "rejected": "n"}, ["answers"]),
+    "scored pairs": ({"kind": "reward_model"}, {"prompt": " ", "chosen": "y", "rejected": ""}, ["prompts", "answers"]),
+    "labelled": (
+        {"kind": "preference", "loss_type": ("kto",)},
+        {"prompt": "", "completion": "", "label": True},
+        ["prompts", "answers"],
+    ),
+    "chats": ({"kind": "sft"}, {"instruction": "", "output": ""}, ["prompts", "answers"]),
+    "texts": ({"kind": "sft"}, {"prompt": "q", "completion": ""}, ["answers"]),
+    "asked": ({"kind": "sft"}, {"prompt": "q", "completion": "x"}, []),
+}
+
+
+@pytest.mark.parametrize("form", BLANK)
+def test_empty_prompts_and_answers_of_rows_are_a_warning(form: str, nano: Path, tmp_path: Path) -> None:
+    settings, row, parts = BLANK[form]
+    source = supervised_run.write(tmp_path / "rows.jsonl", [row] * 8)
+    changes = {**settings, "model.path": str(nano / "model"), "train_datasets": (source,)}
+    run: Any = compose([], changes).config
+    found = list(supervised_rows_can_be_used(all_rows=True)(run))
+    assert [(item.path, item.severity, item.message.partition(":")[0]) for item in found] == [
+        ("train_datasets", "warning", f"8 {part} in the rows of {source} are empty") for part in parts
+    ]
+
+
+def test_empty_prompts_are_a_warning_of_doctor_and_a_notice_of_the_run(
+    nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"prompt": [{"role": "user", "content": ""}], "reward_spec": {"ground_truth": "1"}}
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f"{json.dumps(row)}\n" * 8)
+    (problem,) = problems(nano, tmp_path, {"data.train_data": [str(file)]})
+    assert (problem.severity, problem.message) == (
+        "warning",
+        f"8 prompts in the rows of {file} are empty: nothing is asked",
+    )
+    train(nano, tmp_path, data__train_data=[str(file)], trainer__max_training_steps=1)
+    assert "8 prompts in training rows are empty: nothing is asked" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["preference", "reward_model"])
 def test_a_pair_of_one_answer_is_named_before_a_model_is_loaded(kind: str, nano: Path, tmp_path: Path) -> None:
     rows = [{"prompt": "q", "chosen": "x", "rejected": other} for other in ("y", "x")]
