@@ -60,7 +60,7 @@ class Blanks:
         return Blanks(self.prompts + other.prompts, self.answers + other.answers)
 
     def sentences(self, rows: str) -> Iterator[str]:
-        """What to say about them. `rows` names the rows, such as `training rows`."""
+        """A sentence for each kind that there is. `rows` names the rows, such as `training rows`."""
         if self.prompts:
             yield f"{self.prompts} prompts in {rows} are empty: nothing is asked"
         if self.answers:

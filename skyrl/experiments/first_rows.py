@@ -8,11 +8,12 @@ if that is quick.
 from __future__ import annotations
 
 import inspect
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import frozen
 
@@ -51,7 +52,7 @@ from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.reference_answers import ANSWER_FORMATS
 from skyrl.envs.registry import PAIRWISE, MakeEnv, find_env, find_env_of_row, ignored_columns, ignored_columns_warning
 from skyrl.envs.reward_functions import PlainReward, arguments, ground_truth, lacking, signature_of, trainer_arguments
-from skyrl.envs.tools import ToolEnv
+from skyrl.envs.tools import ToolEnv, TriedTool
 from skyrl.envs.weighted_rewards import WeightedRewards
 from skyrl.errors import ConfigError, DataError, DroppedPartsError, Problem, RewardError, TaskError
 from skyrl.experiments.model_checks import readable_files
@@ -64,6 +65,8 @@ from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
 from skyrl.trajectory import Failure
 from skyrl.tree.names import nearest
 from skyrl.tree.rules import Check
+
+T = TypeVar("T")
 
 QUICK_BYTES = 32 * 2**20
 """Largest file that is read before a run starts: about a fifth of a second of reading."""
@@ -279,19 +282,64 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
     return first_rows_are_prompts
 
 
-def tried_tasks(run: SkyRLTrainConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each task that has judged the first row of a source, with the names of its tools, none of which was called: they
-    may have effects. `run` has passed all checks.
+@frozen(kw_only=True)
+class TriedTask:
+    """A task that has judged the first row of a source."""
+
+    name: str
+    called: tuple[str, ...] = ()
+    """Names of the tools that were called."""
+
+    uncalled: tuple[str, ...] = ()
+    """Names of its other tools."""
+
+
+def tried_tasks(run: SkyRLTrainConfig, *, call_tools: bool = False) -> Iterator[TriedTask]:
+    """Each task that has judged the first row of a source. With `call_tools`, each tool of a `ToolEnv` is called once,
+    with arguments made up from its schema; otherwise none is, because they may have effects. `run` has passed all
+    checks.
+
+    Raises `ConfigError` for tools that fail.
     """
     tasks: dict[str | None, FirstRow] = {}
+    problems: list[Problem] = []
     for field, source in _sources(run, training=True):
         row = _read_first_row(run, field, source)
         tasks.setdefault(row.env_class, row)
     for name, row in tasks.items():
         make = find_env_of_row(str(name), run.environment.task, run.environment.skyrl_gym)
-        if _is_tried(row, make):
-            tools = _offered_tools(run, row, make) or ()
-            yield str(name), tuple(filter(None, map(tool_name, tools)))
+        if not _is_tried(row, make):
+            continue
+        offered = [*filter(None, map(tool_name, _offered_tools(run, row, make) or ()))]
+        tools: Sequence[TriedTool] = ()
+        try:
+            tools = _called_tools(run, row, make) if call_tools else ()
+        except EpisodeError as error:  # all of them together took too long
+            problems.append(Problem(path="environment.env_class", message=str(error)))
+        problems += _failed_tools(tools, row)
+        called = tuple(tool.name for tool in tools if tool.arguments is not None)
+        yield TriedTask(name=str(name), called=called, uncalled=tuple(item for item in offered if item not in called))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _called_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Sequence[TriedTool]:
+    """The tools of a `ToolEnv`, each called once."""
+    if not (isinstance(make, type) and issubclass(make, ToolEnv)):
+        return ()
+    return _asked(run, row, make, lambda env: tuple(env.try_tools()) if isinstance(env, ToolEnv) else ()) or ()
+
+
+def _failed_tools(tools: Sequence[TriedTool], row: FirstRow) -> Iterator[Problem]:
+    """The problem of each tool that failed."""
+    for tool in tools:
+        if tool.failure:
+            arguments = json.dumps(tool.arguments, default=str, ensure_ascii=False)
+            yield Problem(
+                path="environment.env_class",
+                message=f"{row.env_class}: the tool {tool.name}, called with {arguments:.200}, {tool.failure}",
+                hint="arguments that fit its schema are answered, or refused by raising skyrl.envs.tools.ToolFailed",
+            )
 
 
 def supervised_rows_can_be_used(*, all_rows: bool) -> Check[SupervisedConfig]:
@@ -615,6 +663,11 @@ def _offered_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Seque
     """Schemas of the tools that the environment shows once it has started on the row; None if it is not started,
     because it never has tools or waits for a service. Raises `EpisodeError`.
     """
+    return _asked(run, row, make, lambda env: env.tool_schemas())
+
+
+def _asked(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv, ask: Callable[[Env], T]) -> T | None:
+    """What an environment with tools says once it has started on the row; None and errors as of `_offered_tools`."""
     if not (isinstance(make, type) and issubclass(make, Env)) or make.tool_schemas is Env.tool_schemas:
         return None
     if inspect.iscoroutinefunction(make.init):
@@ -622,17 +675,17 @@ def _offered_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Seque
     who = f"{row.env_class}, starting on row 0 of {row.source},"
     calls = EnvCalls(1, run.environment.skyrl_gym.step_timeout_seconds)
 
-    def offered() -> Sequence[Mapping[str, Any]]:
+    def answer() -> T:
         env = make(deepcopy(row.extras))
         try:
             env.init(deepcopy(tuple(row.messages)))
-            return env.tool_schemas()
+            return ask(env)
         finally:
             env.close()
 
     with event_loop() as run_until_done:
-        tools: Sequence[Mapping[str, Any]] = run_until_done(calls(who, offered))[0]
-    return tools
+        result: T = run_until_done(calls(who, answer))[0]
+    return result
 
 
 def _is_users_environment(make: MakeEnv) -> bool:
