@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import resource
 import socket
 from collections.abc import Iterator
@@ -39,6 +41,8 @@ MOST_FILES = 1 << 16
 SHORTEST_TOKEN = 16
 """Smallest number of characters of a token."""
 
+_BEGINNINGS = itertools.count()
+
 
 class _BoundedProtocol(H11Protocol):
     """HTTP protocol of uvicorn with a deadline for a request's head, and a bound on connections. Without them, uvicorn
@@ -46,6 +50,9 @@ class _BoundedProtocol(H11Protocol):
     """
 
     _limit: asyncio.TimerHandle | None = None
+    _waits_since = 0
+    """Position among all beginnings of a wait for a head: several lie in one millisecond, the resolution of uvloop's
+    clock."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -71,20 +78,24 @@ class _BoundedProtocol(H11Protocol):
 
     def _wait_for_a_head(self) -> None:
         self._limit = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+        self._waits_since = next(_BEGINNINGS)
 
     def _make_room(self, limit: int) -> None:
-        """Close the connection that has waited longest for a request. If all others are answered, this one stays, to
+        """Close the connections that have waited longest for a request. If all others are answered, this one stays, to
         be told so with 503, up to an eighth beyond the limit.
         """
-        waiting = {
-            connection: connection._limit.when()
+        waiting = [
+            connection
             for connection in self.connections
-            if isinstance(connection, _BoundedProtocol) and connection._limit
-        }
-        oldest = min(waiting, key=lambda connection: waiting[connection])
-        if oldest is not self or len(self.connections) > limit + limit // 8:
-            oldest.connections.discard(oldest)
-            oldest.transport.abort()
+            if isinstance(connection, _BoundedProtocol) and connection._limit and connection is not self
+        ]
+        surplus = len(self.connections) - limit + 1
+        closing = heapq.nsmallest(surplus, waiting, key=lambda connection: connection._waits_since)
+        if len(self.connections) - len(closing) > limit + limit // 8:
+            closing.append(self)
+        for connection in closing:
+            connection.connections.discard(connection)
+            connection.transport.abort()
 
 
 class _Server(uvicorn.Server):
