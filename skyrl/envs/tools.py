@@ -133,7 +133,8 @@ class TriedTool:
     """The arguments; None if none that fit the schema could be made up, so that the tool was not called."""
 
     failure: str = ""
-    """What the tool raised, and where; or that it did not return in time. Empty if it did, or raised `ToolFailed`."""
+    """Reason why the call is a failure of the tool: it raised an exception, named with its place, or did not return in
+    time. Empty if there is none, and after `ToolFailed`, by which a tool refuses arguments."""
 
 
 class ToolEnv(Env):

@@ -327,7 +327,9 @@ def _called_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Sequen
     """The tools of a `ToolEnv`, each called once."""
     if not (isinstance(make, type) and issubclass(make, ToolEnv)):
         return ()
-    return _asked(run, row, make, lambda env: tuple(env.try_tools()) if isinstance(env, ToolEnv) else ()) or ()
+    return (
+        _result_of_started(run, row, make, lambda env: tuple(env.try_tools()) if isinstance(env, ToolEnv) else ()) or ()
+    )
 
 
 def _failed_tools(tools: Sequence[TriedTool], row: FirstRow) -> Iterator[Problem]:
@@ -663,11 +665,13 @@ def _offered_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Seque
     """Schemas of the tools that the environment shows once it has started on the row; None if it is not started,
     because it never has tools or waits for a service. Raises `EpisodeError`.
     """
-    return _asked(run, row, make, lambda env: env.tool_schemas())
+    return _result_of_started(run, row, make, lambda env: env.tool_schemas())
 
 
-def _asked(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv, ask: Callable[[Env], T]) -> T | None:
-    """What an environment with tools says once it has started on the row; None and errors as of `_offered_tools`."""
+def _result_of_started(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv, ask: Callable[[Env], T]) -> T | None:
+    """The result of `ask` for the environment once it has started on the row; None if it is not started, as for
+    `_offered_tools`. Raises `EpisodeError`.
+    """
     if not (isinstance(make, type) and issubclass(make, Env)) or make.tool_schemas is Env.tool_schemas:
         return None
     if inspect.iscoroutinefunction(make.init):
