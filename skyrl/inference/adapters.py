@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from skyrl.errors import ModelError, WeightSyncError
@@ -72,15 +73,15 @@ def apply_updates(model: nn.Module, updates: Mapping[str, LowRank]) -> None:
         refuse_not_loaded(parts)
 
 
-def updates_of(model: nn.Module, adapter: Adapter, number: int) -> Updates:
-    """The adapter for the layers of this model, in their type and on their device, which is not changed. Raises
-    `WeightSyncError` if it does not fit.
+def updates_of(model: nn.Module, adapter: Adapter, number: int, device: torch.device) -> Updates:
+    """The adapter for the layers of this model, which is not changed, in their type and on the `device` where they
+    compute, even if they wait elsewhere now. Raises `WeightSyncError` if it does not fit.
     """
     layers = {}
     for name, update in received_updates(model, adapter).items():
         layer = model.get_submodule(name)
         assert isinstance(layer, nn.Linear)
-        layers[layer] = LowRank(update.a.to(layer.weight), update.b.to(layer.weight))
+        layers[layer] = LowRank(*(factor.to(device, layer.weight.dtype) for factor in (update.a, update.b)))
     return Updates(number=number, layers=layers)
 
 

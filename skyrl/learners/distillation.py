@@ -129,9 +129,11 @@ def _states_by_teacher(carried: Mapping[str, RowTensors], layout: RowLayout) -> 
     states_by_teacher = {}
     for number, (name, states) in enumerate(carried.items()):
         entry = (teacher_of == number).long().cumsum(0) - 1  # of each token, among those of this teacher
-        entry = layout.local(to_device(torch.where(teacher_of == number, entry, -1), device))
+        entry = torch.where(teacher_of == number, entry, -1)
+        if layout.stretch is not None:  # only the device knows which tokens this rank reads
+            entry = layout.local(to_device(entry, device)).cpu()
         positions = (entry >= 0).nonzero().squeeze(1)
-        states_by_teacher[name] = (positions, states.values[entry[positions]])
+        states_by_teacher[name] = (to_device(positions, device), states.values[to_device(entry[positions], device)])
     return states_by_teacher
 
 

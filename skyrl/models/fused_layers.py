@@ -133,7 +133,7 @@ def _computes_the_same(
         # large numbers, too: some layers clamp
         return all(
             _close(*pair)
-            for scale in (1.0, 100.0)
+            for scale in (1.0, 10.0 if dtype is torch.float16 else 100.0)  # whose products overflow
             for pair in zip(
                 *(
                     _results(compute, (numbers * scale).to(dtype).requires_grad_(), learned)

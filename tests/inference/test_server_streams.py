@@ -88,10 +88,11 @@ async def test_both_routes_of_a_server_of_vllm_stream_the_answer_that_they_give_
     url = vllm_server(folder)
     for route in ("/inference/v1/generate", "/v1/completions"):
         server = VLLMServer(Connection(url), Connection(url), DEADLINES)
-        server.route = route
         engine = HttpEngine(server, model_path=str(folder), heartbeat=120.0, tokenizer=nano_tokenizer())
         heard: list[NewTokens] = []
         question = request(prompts(7)[0], max_generate_length=20, min_new_tokens=20)
+        await engine.generate(question)  # connects, which chooses the first route
+        server.route = route
         (completion,) = await engine.generate(question)
         (streamed,) = await engine.generate(evolve(question, on_tokens=heard.append))
         assert server.route == route

@@ -16,7 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from skyrl.batch import TEACHER_HIDDEN, TEACHER_IDS, RowTensors, TrainingBatch
 from skyrl.config import DistillationConfig, ModelConfig, TeacherConfig, TrainerConfig
 from skyrl.errors import ModelError
+from skyrl.learners.distillation import _states_by_teacher
 from skyrl.learners.rank_metrics import Metrics
+from skyrl.learners.row_layouts import RowLayout, Stretch
 from skyrl.learners.workers import roles
 from skyrl.learners.workers.group import ScorerGroup, deal
 from skyrl.learners.workers.roles import TeachersWorker, TeacherWorker, hidden_of_teachers, ranks_of_teacher
@@ -306,3 +308,14 @@ def test_idle_rows_carry_no_states_of_a_teacher() -> None:
     for share in shares:
         assert share.extras[TEACHER_HIDDEN].counts.tolist() == share.loss_mask.sum(1).tolist()
     assert shares[1].loss_mask[1].sum() == 0
+
+
+def test_a_rank_with_a_part_of_a_row_gets_the_states_of_the_tokens_that_it_reads() -> None:
+    one = RowTensors.of([torch.tensor([[1.0], [2.0]]), torch.zeros(0, 1)])
+    other = RowTensors.of([torch.zeros(0, 1), torch.tensor([[3.0], [4.0], [5.0]])])
+    group: Any = None  # nothing is sent
+    stretch = Stretch(group=group, own=torch.tensor([1, 3, 4]), most=3, positions=torch.arange(5))
+    layout = RowLayout(inputs={}, chosen=torch.arange(3), stretch=stretch)
+    states = _states_by_teacher({"one": one, "other": other}, layout)
+    tokens = {name: (positions.tolist(), values.flatten().tolist()) for name, (positions, values) in states.items()}
+    assert tokens == {"one": ([0], [2.0]), "other": ([1, 2], [4.0, 5.0])}

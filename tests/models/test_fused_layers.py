@@ -32,6 +32,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.qwen3 import modeling_qwen3
 
 from skyrl.errors import UserError
@@ -202,6 +203,12 @@ def test_a_module_that_computes_something_else_keeps_its_own_code(module: Any, k
 
 def test_layers_of_one_class_are_judged_by_their_settings(kernels: Kernels) -> None:
     assert fuse(torch.nn.Sequential(Gated(limit=1e9), Gated(limit=7.0))) == {"feed-forward layers": 1}
+
+
+def test_layers_in_float16_are_compared_on_numbers_whose_products_it_holds(kernels: Kernels) -> None:
+    layer = LlamaMLP(LlamaConfig(**SIZES | {"intermediate_size": 4096}))
+    changed = fuse_layers(torch.nn.Sequential(layer), torch.device("cpu"), torch.float16, field="")
+    assert changed["feed-forward layers"] == 1
 
 
 @pytest.mark.parametrize("rotation", [rotates_one, rotates_in_halves])

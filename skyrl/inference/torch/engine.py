@@ -264,8 +264,10 @@ class TorchEngine:
         self._causal_lm.invalidate()
 
     async def _load_adapter(self, number: int, name: str, folder: Path) -> Updates:
-        model = self._causal_lm.hf_model
-        return await asyncio.to_thread(lambda: updates_of(model, stored_adapter(folder, f"adapter {name}"), number))
+        model, device = self._causal_lm.hf_model, self._device
+        return await asyncio.to_thread(
+            lambda: updates_of(model, stored_adapter(folder, f"adapter {name}"), number, device)
+        )
 
     def _new_batch(self) -> DecodeBatch:
         return DecodeBatch(
