@@ -6,7 +6,7 @@ A part counts as contained if its text occurs verbatim, without surrounding whit
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -44,6 +44,38 @@ def split_thoughts(message: Message) -> tuple[str, str]:
 def is_empty(message: Message) -> bool:
     """Whether a message has neither text nor thoughts nor a tool call."""
     return not any(part.strip() for part in split_thoughts(message)) and not any(calls_of(message))
+
+
+@frozen
+class Blanks:
+    """Parts of rows that say nothing."""
+
+    prompts: int = 0
+    """Number of prompts of which no message has text, the system message aside."""
+
+    answers: int = 0
+    """Number of learned or compared answers without text, thoughts or tool calls."""
+
+    def __add__(self, other: Blanks) -> Blanks:
+        return Blanks(self.prompts + other.prompts, self.answers + other.answers)
+
+    def sentences(self, rows: str) -> Iterator[str]:
+        """A sentence for each kind that there is. `rows` names the rows, such as `training rows`."""
+        if self.prompts:
+            yield f"{self.prompts} prompts in {rows} are empty: nothing is asked"
+        if self.answers:
+            yield f"{self.answers} answers in {rows} are empty: they teach to end at once"
+
+
+def asks_nothing(prompt: Iterable[Message]) -> bool:
+    """Whether no message of a prompt has text, the system message aside; false for a prompt without messages."""
+    messages = [message for message in prompt if message.get("role") != "system"]
+    return bool(messages) and all(map(is_empty, messages))
+
+
+def blanks_of(chat: Sequence[Message], answers: Collection[int]) -> Blanks:
+    """Blanks of a chat whose messages with these indices are its answers; what precedes the first is the prompt."""
+    return Blanks(int(asks_nothing(chat[: min(answers)])), sum(is_empty(chat[index]) for index in answers))
 
 
 def calls_of(message: Message) -> Iterator[Mapping[str, Any]]:

@@ -10,14 +10,16 @@ reason.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 import numpy as np
+from attrs import evolve
 from numpy.typing import NDArray
 
-from skyrl.chats.contents import DroppedPart, dropped, dropped_tools, is_empty
+from skyrl.chats.contents import Blanks, DroppedPart, blanks_of, dropped, dropped_tools
 from skyrl.chats.spans import ChatLayout, Layouts, TurnEnds
 from skyrl.chats.spellings import FullestSpelling, Spelling
 from skyrl.chats.text import CONTEXT, Message, continued_tokens, text_tokens
@@ -49,8 +51,8 @@ class ChatMasks:
         self._tokenizer, self._all, self._arguments = tokenizer, all_messages, dict(arguments or {})
         self.behind_other_headers = 0
         """Number of chats so far whose answer does not follow the generation prompt."""
-        self.empty_answers = 0
-        """Number of learned messages so far without text, thoughts or tool calls."""
+        self.blanks = Blanks()
+        """Empty prompts and answers so far."""
         self._fullest: FullestSpelling[ChatLayout] = FullestSpelling()
 
     def __call__(
@@ -87,8 +89,15 @@ class ChatMasks:
             allow_dropped=allow_dropped,
         )
         self.behind_other_headers += not layout.behind_header
-        self.empty_answers += sum(is_empty(messages[index]) for index in learned)
+        self.blanks += blanks_of(messages, learned)
         return self._tokens(layout, weights)
+
+    @contextmanager
+    def one_prompt(self) -> Iterator[None]:
+        """A block whose chats have the same prompt, which counts once if it is empty."""
+        before = self.blanks.prompts
+        yield
+        self.blanks = evolve(self.blanks, prompts=min(self.blanks.prompts, before + 1))
 
     @property
     def turn_end(self) -> tuple[str, int | None]:

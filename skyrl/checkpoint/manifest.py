@@ -141,7 +141,7 @@ def damages(storage: Storage, folder: str, manifest: Manifest, level: Level = "d
             size = storage.size(name)
             if size != file.size:
                 yield f"{where} is damaged: it has {size} bytes, and {file.size} were written"
-            elif level == "digest" and digest_of(storage.chunks(name)) != file.digest:
+            elif level == "digest" and digest_of(storage.chunks(name, size)) != file.digest:
                 yield f"{where} is damaged: its {size} bytes do not match the recorded digest"
         except FileNotFoundError:
             yield f"{where} is missing"

@@ -38,6 +38,9 @@ NAMES = {
 _TYPES = {name: dtype for dtype, name in NAMES.items()}
 _INDEX = "pieces"
 
+_BEGINNING = 1 << 20
+"""Number of bytes that are read of a file at first: its header, as a rule."""
+
 LARGEST_HEADER = 100_000_000
 """Largest header of a safetensors file, in bytes; the library itself reads no larger one."""
 
@@ -199,11 +202,14 @@ class StoredTensors(Mapping[str, Tensor]):
     def _places_in(self, file: str) -> Iterator[tuple[str, tuple[int, ...], _Place]]:
         path = f"{self.folder}/{file}"
         try:
-            length = int.from_bytes(self.storage.read(path, 0, 8), "little")
-            room = self.storage.size(path) - 8 - length  # for the numbers
+            size = self.storage.size(path)
+            beginning = self.storage.read(path, 0, min(size, _BEGINNING))
+            length = int.from_bytes(beginning[:8], "little")
+            room = size - 8 - length  # for the numbers
             if room < 0 or length > LARGEST_HEADER:
                 raise ValueError(f"its header claims {length} bytes")
-            header = json.loads(self.storage.read(path, 8, length))
+            is_in = 8 + length <= len(beginning)
+            header = json.loads(beginning[8 : 8 + length] if is_in else self.storage.read(path, 8, length))
             index = json.loads(header["__metadata__"][_INDEX])
             for name, (shape, start) in index.items():  # a forged header is refused before memory is allocated by it
                 entry = header[name]

@@ -13,7 +13,7 @@ from typing import Any
 
 from skyrl.chats.contents import short, split_thoughts
 from skyrl.chats.text import Message
-from skyrl.data.sources import Row
+from skyrl.data.sources import Row, is_table
 from skyrl.errors import DataError
 
 SHAREGPT_ROLES: Mapping[str, str] = {
@@ -67,6 +67,13 @@ def without_nulls(value: object) -> Any:
     if isinstance(value, Mapping):
         return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [without_nulls(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def without_inner_nulls(row: Row, source: str) -> Row:
+    """The row of a source. In a table, the values of its columns have no nulls inside: they fill up what other rows
+    have. A column itself stays null, as in JSON: readers tell that from a column that is not there.
+    """
+    return {name: without_nulls(value) for name, value in row.items()} if is_table(source) else row
 
 
 def from_json(text: str, key: str) -> Any:

@@ -123,4 +123,5 @@ def versions_of(source: str) -> Iterator[tuple[str, int, str]]:
             yield str(file.path.absolute()), file.size(), str(file.path.stat().st_mtime_ns)
         else:
             folder, _, name = file.location.rpartition("/")
-            yield file.location, file.size(), storage_at(folder).version(name)
+            facts = storage_at(folder).facts(name)
+            yield file.location, facts.size, facts.version

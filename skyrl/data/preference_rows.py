@@ -40,7 +40,7 @@ from skyrl.data.conversations import refuse_media, tools_of, with_system
 from skyrl.data.row_forms import label_of, preference_chat
 from skyrl.data.row_store import RowsOnAccess
 from skyrl.data.sources import Row
-from skyrl.data.supervised_rows import RowReader, TokenizedRows, count_empty, load_rows
+from skyrl.data.supervised_rows import RowReader, TokenizedRows, count_blanks, load_rows
 from skyrl.data.tokenized_rows import LabelledRow, PairRow, RankedRow
 from skyrl.errors import DataError
 
@@ -87,7 +87,7 @@ def labelled_reader(
             raise DataError("the answer has no token")
         return LabelledRow(id=row_id, token_ids=ids, mask=mask, label=label_of(row.get(run.label_key), run.label_key))
 
-    return RowReader(run, tuple(sources), max_length, read, count_empty(masks))
+    return RowReader(run, tuple(sources), max_length, read, count_blanks(masks))
 
 
 def answers_reader(
@@ -105,7 +105,7 @@ def answers_reader(
             id=row_id, chosen=chosen, rejected=rejected, chosen_mask=chosen_mask, rejected_mask=rejected_mask
         )
 
-    return RowReader(run, tuple(sources), max_length, read, count_empty(tokens_of.masks))
+    return RowReader(run, tuple(sources), max_length, read, count_blanks(tokens_of.masks))
 
 
 class AnswerForms:
@@ -122,7 +122,8 @@ class AnswerForms:
         refuse_media(row)
         chats = answers_of(row, self._run)
         prompt = min(common_messages(chats[0], other) for other in chats[1:])
-        sequences = [self._tokens(chat, prompt, row) for chat in chats]
+        with self.masks.one_prompt():
+            sequences = [self._tokens(chat, prompt, row) for chat in chats]
         refuse_equal([ids for ids, _ in sequences], self._run, np.array_equal)  # texts may differ, and their tokens not
         _refuse_other_prompts(chats, prompt)
         return sequences

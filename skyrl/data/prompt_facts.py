@@ -12,6 +12,7 @@ import numpy as np
 import xxhash
 from attrs import define, field, frozen
 
+from skyrl.chats.contents import asks_nothing
 from skyrl.trajectory import Prompt
 
 _PARTS = 32
@@ -31,6 +32,9 @@ class PromptFacts:
     longest: int
     """Tokens of the longest prompt."""
 
+    empty: int = 0
+    """Number of prompts of which no message has text, the system message aside."""
+
     content: str
     """sha256 of what training depends on: the tokens, the task and the other columns of every prompt, in order."""
 
@@ -45,6 +49,7 @@ class FactGatherer:
     _columns: dict[str, dict[str, None]] = field(factory=dict)
     _origins: dict[str, dict[str, None]] = field(factory=dict)
     _longest: int = 0
+    _empty: int = 0
     _digest: Any = field(factory=sha256)
     _rows: array[int] = field(factory=lambda: array("Q"))
 
@@ -53,6 +58,7 @@ class FactGatherer:
         self._columns.setdefault(prompt.env_class, {}).update(dict.fromkeys(prompt.extras))
         self._origins.setdefault(prompt.data_source, {})[prompt.id.partition(":")[0]] = None
         self._longest = max(self._longest, len(prompt.token_ids))
+        self._empty += asks_nothing(prompt.messages)
         others = json.dumps([prompt.env_class, prompt.data_source, prompt.extras], sort_keys=True, default=_plain)
         ids = np.asarray(prompt.token_ids, dtype=np.int64).tobytes()
         content = len(prompt.token_ids).to_bytes(8, "little") + ids + others.encode() + b"\n"
@@ -65,6 +71,7 @@ class FactGatherer:
             columns={task: list(names) for task, names in self._columns.items()},
             origins={source: list(numbers) for source, numbers in self._origins.items()},
             longest=self._longest,
+            empty=self._empty,
             content=self._digest.hexdigest(),
             parts=_parts(np.asarray(self._rows)),
         )

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from skyrl.chats.contents import ALLOW_DROPPED, short
+from skyrl.chats.contents import ALLOW_DROPPED, Blanks, short
 from skyrl.chats.masks import ChatMasks, Ids, Mask, Weights
 from skyrl.chats.text import Message, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
@@ -59,12 +59,22 @@ def chat_in(row: Row, run: SFTConfig) -> list[Message] | None:
     )
 
 
+def blanks_of_text(row: Row) -> Blanks:
+    """Blanks of a row of plain text; none for a row of tokens."""
+    prompt, completion = row.get("prompt"), row.get("completion")
+    if row.get("input_ids") is not None:
+        return Blanks()
+    if prompt is None or completion is None:
+        return Blanks(answers=int(not row["text"].strip()))
+    return Blanks(int(not prompt.strip()), int(not completion.strip()))
+
+
 class SupervisedForms:
     """Tokenizes rows of supervised fine-tuning, whatever their form."""
 
     def __init__(self, tokenizer: ChatTokenizer, run: SFTConfig) -> None:
         """`tokenizer` has the run's chat template."""
-        self._tokenizer, self._run, self._has_chats, self._empty_texts = tokenizer, run, False, 0
+        self._tokenizer, self._run, self._has_chats, self._blanks = tokenizer, run, False, Blanks()
         self._masks = ChatMasks(tokenizer, all_messages=learns_all(run), arguments=run.chat_template_kwargs)
         self._completions = ChatMasks(tokenizer, all_messages=True, arguments=run.chat_template_kwargs)
         """Masks of the chats whose first messages are a prompt, if all tokens of the others are learned."""
@@ -80,9 +90,9 @@ class SupervisedForms:
         return self._masks.behind_other_headers + self._completions.behind_other_headers
 
     @property
-    def empty_answers(self) -> int:
-        """Number of answers so far without text, thoughts or tool calls."""
-        return self._masks.empty_answers + self._completions.empty_answers + self._empty_texts
+    def blanks(self) -> Blanks:
+        """Empty prompts and answers so far."""
+        return self._masks.blanks + self._completions.blanks + self._blanks
 
     def __call__(self, row: Row) -> tuple[Ids, Weights]:
         """Token ids and the weight of each in the loss, 0 if it is not learned. Raises `DataError`."""
@@ -93,6 +103,7 @@ class SupervisedForms:
         if row.get("input_ids") is not None:
             ids, mask = tokenized_row(row, len(self._tokenizer))
             return ids, mask.astype(np.float32)
+        self._blanks += blanks_of_text(row)
         if row.get("prompt") is not None and row.get("completion") is not None:
             return self._text(row["prompt"], row["completion"])
         return self._text("", row["text"])
@@ -117,7 +128,6 @@ class SupervisedForms:
         eos = self._tokenizer.eos_token_id
         prompt = [*self._prefix_tokens(), *text_tokens(self._tokenizer, before)]
         completion = text_tokens(self._tokenizer, learned)
-        self._empty_texts += not learned.strip()
         completion = completion if completion[-1:] == [eos] else [*completion, eos]
         ids = np.asarray([*prompt, *completion], dtype=np.int64)
         return ids, (np.arange(len(ids)) >= len(prompt)).astype(np.float32)
@@ -141,7 +151,8 @@ class PreferenceForms:
         """Tokens of the better and of the worse chat, and the margin between them. Raises `DataError`."""
         refuse_media(row)
         run = self._run
-        chosen, rejected = (self._tokens(row, key) for key in (run.chosen_key, run.rejected_key))
+        with self.masks.one_prompt():
+            chosen, rejected = (self._tokens(row, key) for key in (run.chosen_key, run.rejected_key))
         if np.array_equal(chosen, rejected):
             raise DataError(f"{run.chosen_key} and {run.rejected_key} are the same")
         return chosen, rejected, margin_of(row.get(run.margin_key), run.margin_key)
@@ -175,6 +186,10 @@ def preference_chat(row: Row, key: str, prompt_key: str) -> list[Message]:
             raise DataError(f"{key} is a text and there is no {prompt_key}: give a prompt, or whole chats")
         return [*before, {"role": "assistant", "content": answer}]
     chat = messages_of(answer, key)
+    if not before and all(message.get("role") == "assistant" for message in chat):
+        raise DataError(
+            f"{key} has only messages of the assistant and there is no {prompt_key}: give a prompt, or whole chats"
+        )
     return chat if _is_whole(chat, before, key, prompt_key) else [*before, *chat]
 
 
@@ -216,7 +231,8 @@ def margin_of(value: object, key: str) -> float:
 UNLEARNED = -100
 """The label of a token that is not learned, as in PyTorch's cross entropy."""
 
-MASKS = ("loss_mask", "assistant_masks", "completion_mask", "attention_mask")
+_LEARNED = ("loss_mask", "assistant_masks", "completion_mask")
+MASKS = (*_LEARNED, "attention_mask")
 """Mask columns of 0 and 1. A token is learned if every mask of its row is 1; padding has attention 0."""
 
 
@@ -240,9 +256,10 @@ def tokenized_row(row: Row, vocabulary: int) -> tuple[Ids, Mask]:
     if ids.min() < 0 or ids.max() >= vocabulary:
         raise DataError(f"input_ids go from {ids.min()} to {ids.max()}, and the tokenizer has 0 to {vocabulary - 1}")
     refuse_other_masks(row)
-    masked = [name for name in ("labels", *MASKS) if name in row]
-    if masked and all(row[name] is None for name in masked):
-        raise DataError(f"{masked[0]} is null: a row of which all tokens are learned has no such column")
+    for names in (("labels", *MASKS), ("labels", *_LEARNED)):
+        masked = [name for name in names if name in row]
+        if masked and all(row[name] is None for name in masked):
+            raise DataError(f"{masked[0]} is null: a row of which all tokens are learned has no such column")
     learned = np.ones(len(ids), dtype=np.bool_)
     if row.get("labels") is not None:
         labels = _parallel_column(ids, row["labels"], "labels")

@@ -8,6 +8,7 @@ reads the buffer again.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
@@ -140,18 +141,23 @@ def versions(sources: Sequence[str]) -> str:
     digest = sha256()
     for source in sources:
         for file in data_files(source) if has_files(source) else ():
-            digest.update(f"{Path(file.location).name} {file.size()} ".encode() + _ends(file))
+            size, ends = _ends(file)
+            digest.update(f"{Path(file.location).name} {size} ".encode() + ends)
         if not has_files(source):
             digest.update(source.encode())
     return digest.hexdigest()
 
 
-def _ends(file: DataFile) -> bytes:
-    size = file.size()
+def _ends(file: DataFile) -> tuple[int, bytes]:
+    """The size of a file in bytes, and a digest of both of its ends."""
     with file.open() as opened:
-        first = opened.read(_ENDS)
-        opened.seek(max(size - _ENDS, 0))
-        return sha256(first + opened.read(_ENDS)).digest()
+        size = opened.seek(0, io.SEEK_END)
+        opened.seek(0)
+        first = last = opened.read(_ENDS)
+        if size > _ENDS:
+            opened.seek(size - _ENDS)
+            last = opened.read(_ENDS)
+        return size, sha256(first + last).digest()
 
 
 class RowStream:

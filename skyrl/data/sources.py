@@ -340,9 +340,10 @@ def _read_parquet(data_file: DataFile, columns: Columns | None, start: int) -> I
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    name, size = data_file.location, data_file.size()
+    name, remote = data_file.location, None if data_file.path else data_file.open()
+    size = data_file.size() if remote is None else remote.seek(0, io.SEEK_END)
     try:
-        with pq.ParquetFile(data_file.path or data_file.open(), pre_buffer=False) as file:
+        with pq.ParquetFile(data_file.path or remote, pre_buffer=False) as file:
             if columns is not None:
                 _refuse_missing(name, file.schema_arrow.names, columns)
             groups = list(map(file.metadata.row_group, range(file.metadata.num_row_groups)))

@@ -15,16 +15,17 @@ from typing import Any, Generic
 import numpy as np
 from attrs import asdict, define, evolve, field, frozen
 
+from skyrl.chats.contents import Blanks
 from skyrl.chats.masks import ChatMasks, Mask
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import RewardModelConfig, SFTConfig, SupervisedConfig
 from skyrl.data.arrow_files import ArrowTable, arrow_table
-from skyrl.data.conversations import without_nulls
+from skyrl.data.conversations import without_inner_nulls
 from skyrl.data.mapped_rows import MappedRows, row_of_tokens, tokens_of
 from skyrl.data.row_forms import PreferenceForms, SupervisedForms, refuse_other_masks
 from skyrl.data.row_store import RowFolder, StoredRows, row_key, store_rows, with_length
 from skyrl.data.row_streams import RowStream, StreamedRow
-from skyrl.data.sources import BadRow, Row, is_table, iterate_rows, place_of
+from skyrl.data.sources import BadRow, Row, iterate_rows, place_of
 from skyrl.data.stored_distributions import stored_distributions
 from skyrl.data.tokenized_rows import LikelyTokens, PreferenceRow, R, SupervisedRow
 from skyrl.errors import DataError
@@ -56,6 +57,18 @@ class Tally:
 
     empty_answers: int = 0
     """Number of answers without text, thoughts or tool calls: the model learns to end at once."""
+
+    empty_prompts: int = 0
+    """Number of rows whose prompt has no text."""
+
+    def count(self, blanks: Blanks) -> None:
+        """Set the numbers of empty prompts and answers."""
+        self.empty_prompts, self.empty_answers = blanks.prompts, blanks.answers
+
+    @property
+    def blanks(self) -> Blanks:
+        """Empty prompts and answers."""
+        return Blanks(self.empty_prompts, self.empty_answers)
 
 
 @frozen(kw_only=True)
@@ -177,18 +190,14 @@ def supervised_reader(
 
     def conclude(tally: Tally) -> None:
         tally.turn_end, tally.behind_other_headers = tokens_of.turn_end, tokens_of.behind_other_headers
-        tally.empty_answers = tokens_of.empty_answers
+        tally.count(tokens_of.blanks)
 
     return RowReader(run, tuple(sources), max_length, read, conclude, cut)
 
 
-def count_empty(masks: ChatMasks) -> Callable[[Tally], None]:
-    """A conclusion that counts the empty answers among all that were tokenized."""
-
-    def conclude(tally: Tally) -> None:
-        tally.empty_answers = masks.empty_answers
-
-    return conclude
+def count_blanks(masks: ChatMasks) -> Callable[[Tally], None]:
+    """A conclusion that counts the empty prompts and answers among all that were tokenized."""
+    return lambda tally: tally.count(masks.blanks)
 
 
 def _select_tokens(teacher: LikelyTokens, selection: Mask | slice) -> LikelyTokens:
@@ -216,7 +225,7 @@ def preference_reader(
         chosen, rejected, margin = tokens_of(row)
         return PreferenceRow(id=row_id, chosen=chosen, rejected=rejected, margin=margin)
 
-    return RowReader(run, tuple(sources), max_length, read, count_empty(tokens_of.masks))
+    return RowReader(run, tuple(sources), max_length, read, count_blanks(tokens_of.masks))
 
 
 @seldom_collected()
@@ -341,7 +350,7 @@ class RowReader(Generic[R]):
 
     def read_full(self, raw_row: Row, source: str, row_id: str) -> R:
         """The row of a source as tokens, however long it is. Raises `DataError`."""
-        return self.read(without_nulls(raw_row) if is_table(source) else raw_row, row_id)
+        return self.read(without_inner_nulls(raw_row, source), row_id)
 
     def shortened(self, row: R) -> R | None:
         """The row; if it is too long, its beginning or None, as `too_long` says."""

@@ -26,8 +26,10 @@ ATTEMPTS = 5
 PATIENCE = 240.0
 """Seconds for which a service that is away is waited for, unless `environment.skyrl_gym` says otherwise."""
 
+_PATIENCE = "environment.skyrl_gym.service_patience_seconds"
+
 TOLD_AFTER = 10.0
-"""Seconds after which it is logged that a service is waited for."""
+"""Seconds after which it is logged that a service is waited for, once until it answers."""
 
 _AWAY = frozenset({429, 502, 503, 504})
 """Status codes of a service that may take the same request later."""
@@ -54,12 +56,13 @@ def post(
     body: Mapping[str, object],
     reads: Callable[[object], T],
     *,
+    setting: str,
     seconds: float,
     patience: float = PATIENCE,
     token: str | None = None,
 ) -> ServiceReply[T]:
     """POST a JSON object, and read the reply with `reads`, which raises `BadAnswer`. Each request carries the
-    `token`, if there is one, and may take `seconds`.
+    `token`, if there is one, and may take `seconds`. `setting` is the path of the setting that has the address.
 
     A service that cannot be reached, or answers 429, 502, 503 or 504, is waited for: `patience` seconds in all, with
     pauses from 0.1 s to 2 s, or of the length that it asks for. A name (`name:NAME`) is looked up for each request.
@@ -67,7 +70,7 @@ def post(
     Raises `ServiceGone` when the patience is over, `ServiceError` after a refusal or `ATTEMPTS` other failures, and
     `UserError` for a name without a store.
     """
-    away = _Away(url, patience)
+    away = _Away(url, setting, patience)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     failed, retries = 0, 0
     try:
@@ -78,6 +81,7 @@ def post(
                 if address is None:
                     raise ProcessError("no service has this name: is it running?")
                 answer = posted(address, body, headers, seconds=seconds, longest=LONGEST_ANSWER)
+                _TOLD.discard(url)
                 return ServiceReply(value=reads(answer), retries=retries)
             except BadAnswer as error:
                 reason = f"{url} answered {error}"
@@ -126,14 +130,17 @@ OUTAGES: ContextVar[Outages | None] = ContextVar("OUTAGES", default=None)
 """The outages of the call that this thread runs, for a caller with a deadline."""
 
 
+_TOLD: set[str] = set()
+"""Addresses of services of which it is logged that they are away, and which have not answered since."""
+
+
 class _Away:
     """The time for which a service has been away during one request."""
 
-    def __init__(self, url: str, patience: float) -> None:
-        self._url, self._patience = url, patience
+    def __init__(self, url: str, setting: str, patience: float) -> None:
+        self._url, self._setting, self._patience = url, setting, patience
         self._since: float | None = None
         self._outages = OUTAGES.get() or Outages()
-        self._was_told = False
 
     def noticed(self, reason: str) -> None:
         """Note that the service is away. Raises `ServiceGone` when the patience is over."""
@@ -141,14 +148,19 @@ class _Away:
         if self._since is None:
             self._since = now
             self._outages.began(now)
-        if now - self._since >= self._patience:
+        waited = now - self._since
+        if waited >= self._patience:
             raise ServiceGone(
-                f"the service {self._url} has been away for {self._patience:g} s "
-                f"(environment.skyrl_gym.service_patience_seconds): {reason}"
+                f"the service {self._url} ({self._setting}) has been away for {self._patience:g} s ({_PATIENCE}): "
+                f"{reason}"
             )
-        if now - self._since >= TOLD_AFTER and not self._was_told:
-            self._was_told = True
-            _log.warning("waiting for the service %s, up to %g s: %s", self._url, self._patience, reason)
+        if waited >= TOLD_AFTER and self._url not in _TOLD:
+            _TOLD.add(self._url)
+            left = self._patience - waited
+            _log.warning(
+                "the service %s (%s) is away: it is tried for another %.0f s (%s): %s",
+                *(self._url, self._setting, left, _PATIENCE, reason),
+            )
 
     def over(self) -> None:
         """Note that the request has ended, however that was."""

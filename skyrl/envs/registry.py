@@ -80,9 +80,14 @@ def _math_comparison(gym: SkyRLGymConfig) -> Callable[[str, str], bool] | None:
     return math_equal(gym.sandbox_tier) if gym.math_equivalence else None
 
 
-def _judge(settings: GSM8kLLMJudgeEnvConfig | PairwiseJudgeEnvConfig, gym: SkyRLGymConfig) -> JudgeService:
-    key, patience = api_key("OPENAI_API_KEY"), gym.service_patience_seconds
-    return JudgeService(model=settings.model, base_url=settings.base_url, api_key=key, patience=patience)
+def _judge(name: str, settings: GSM8kLLMJudgeEnvConfig | PairwiseJudgeEnvConfig, gym: SkyRLGymConfig) -> JudgeService:
+    return JudgeService(
+        model=settings.model,
+        base_url=settings.base_url,
+        api_key=api_key("OPENAI_API_KEY"),
+        patience=gym.service_patience_seconds,
+        setting=f"environment.skyrl_gym.{name}.base_url",
+    )
 
 
 def _retrieve(gym: SkyRLGymConfig) -> Retrieve:
@@ -95,7 +100,7 @@ _BUILT_IN: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
     "gsm8k": lambda extras, gym: GSM8kEnv(extras, _math_comparison(gym)),
     "gsm8k_multi_turn": lambda extras, gym: GSM8kMultiTurnEnv(extras),
     "lcb": lambda extras, gym: CodeEnv(extras, _program_runner(gym)),
-    "llm_as_a_judge": lambda extras, gym: LLMJudgeEnv(extras, _judge(gym.llm_as_a_judge, gym)),
+    "llm_as_a_judge": lambda extras, gym: LLMJudgeEnv(extras, _judge("llm_as_a_judge", gym.llm_as_a_judge, gym)),
     MCP: lambda extras, gym: _mcp(gym)(extras),
     "multiply": lambda extras, gym: MultiplyEnv(extras),
     PAIRWISE: lambda extras, gym: _pairwise_judge(gym)(extras),
@@ -205,7 +210,7 @@ def _mcp(gym: SkyRLGymConfig) -> McpTask:
 def _pairwise_judge(gym: SkyRLGymConfig) -> GroupReward:
     """Rewards by a judge that compares the answers of a group."""
     settings = gym.pairwise_judge
-    return GroupReward(PairwiseJudge(service=_judge(settings, gym), settings=settings))
+    return GroupReward(PairwiseJudge(service=_judge(PAIRWISE, settings, gym), settings=settings))
 
 
 @frozen

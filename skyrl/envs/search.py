@@ -88,7 +88,15 @@ def ask_retriever(
     seconds. Raises as `post`.
     """
     body = {"query": query[:LONGEST_QUERY], "topk": settings.topk, "return_scores": True}
-    answer = post(settings.search_url, body, documents, seconds=settings.timeout, patience=patience, token=token)
+    answer = post(
+        settings.search_url,
+        body,
+        documents,
+        setting="environment.skyrl_gym.search.search_url",
+        seconds=settings.timeout,
+        patience=patience,
+        token=token,
+    )
     if settings.log_requests:
         print(f"search {query[:200]!r}: {answer.value[:200]!r}", file=sys.stderr)
     return answer

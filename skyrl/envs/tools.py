@@ -30,6 +30,7 @@ from attrs import field, frozen
 from skyrl.chats.tool_calls import Call, CallParser, hermes
 from skyrl.envs.coroutines import awaited
 from skyrl.envs.env import Env, EnvStep, Message
+from skyrl.envs.example_arguments import example_of
 from skyrl.envs.http_json import ServiceError
 from skyrl.envs.rows import tokenizable
 from skyrl.errors import SkyRLError, TaskError
@@ -123,6 +124,19 @@ class Tool:
         return None if error is None else f"the arguments of {self.name} do not fit: {error.message:.300}"
 
 
+@frozen(kw_only=True)
+class TriedTool:
+    """A tool that was called with arguments made up from its schema, before a run."""
+
+    name: str
+    arguments: Mapping[str, Any] | None
+    """The arguments; None if none that fit the schema could be made up, so that the tool was not called."""
+
+    failure: str = ""
+    """Reason why the call is a failure of the tool: it raised an exception, named with its place, or did not return in
+    time. Empty if there is none, and after `ToolFailed`, by which a tool refuses arguments."""
+
+
 class ToolEnv(Env):
     """Subclass it, name its `tools`, and write `judge`. Its metrics count calls and failed calls."""
 
@@ -159,6 +173,22 @@ class ToolEnv(Env):
 
     def get_metrics(self) -> dict[str, float]:
         return dict(self._counts)
+
+    def try_tools(self) -> Iterator[TriedTool]:
+        """Call each tool once with arguments that are made up from its schema. Raises `TaskError` for what is no
+        tool.
+        """
+        for tool in self._offered():
+            arguments = example_of(tool.parameters)
+            if not isinstance(arguments, Mapping) or tool.refusal(arguments):
+                yield TriedTool(name=tool.name, arguments=None)
+                continue
+            outcome = _run(tool, arguments)
+            failure = f"returned nothing within {tool.seconds:g} s"
+            if outcome is not None:
+                error = outcome[1]
+                failure = "" if error is None or isinstance(error, ToolFailed) else f"raised {described(error)}"
+            yield TriedTool(name=tool.name, arguments=arguments, failure=failure)
 
     def _offered(self) -> Iterator[Tool]:
         """The tools. Raises `TaskError` for what is none."""

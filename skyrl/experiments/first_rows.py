@@ -8,18 +8,22 @@ if that is quick.
 from __future__ import annotations
 
 import inspect
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import frozen
 
 from skyrl.chats.contents import (
     ALLOW_DROPPED,
     DESCRIBE_TOOLS,
+    Blanks,
     DroppedPart,
+    asks_nothing,
+    blanks_of,
     dropped,
     dropped_tools,
     tool_name,
@@ -29,18 +33,18 @@ from skyrl.chats.masks import message_weights
 from skyrl.chats.rendering import begins_an_answer
 from skyrl.chats.spellings import FullestSpelling, Spelling, spellings
 from skyrl.chats.text import Message
-from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
+from skyrl.config import PreferenceConfig, RewardModelConfig, SFTConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import draws_rollouts
 from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
 from skyrl.config.loading.kinds import is_preference_run, is_reward_model_run, reads_chats
-from skyrl.data.conversations import refuse_media, tools_of, with_system, without_nulls
+from skyrl.data.conversations import refuse_media, tools_of, with_system, without_inner_nulls
 from skyrl.data.cursor import Tail, ends_before
 from skyrl.data.data_files import FILES
 from skyrl.data.preference_rows import answers_of
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
-from skyrl.data.row_forms import chat_in, label_of, learns_all, margin_of, preference_chat
-from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, first_row, is_table, iterate_rows
+from skyrl.data.row_forms import blanks_of_text, chat_in, label_of, learns_all, margin_of, preference_chat
+from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, first_row, iterate_rows
 from skyrl.envs.env import Env, EnvStep, SampledAnswer
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
@@ -48,7 +52,7 @@ from skyrl.envs.mcp.environment import McpTask
 from skyrl.envs.reference_answers import ANSWER_FORMATS
 from skyrl.envs.registry import PAIRWISE, MakeEnv, find_env, find_env_of_row, ignored_columns, ignored_columns_warning
 from skyrl.envs.reward_functions import PlainReward, arguments, ground_truth, lacking, signature_of, trainer_arguments
-from skyrl.envs.tools import ToolEnv
+from skyrl.envs.tools import ToolEnv, TriedTool
 from skyrl.envs.weighted_rewards import WeightedRewards
 from skyrl.errors import ConfigError, DataError, DroppedPartsError, Problem, RewardError, TaskError
 from skyrl.experiments.model_checks import readable_files
@@ -61,6 +65,8 @@ from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
 from skyrl.trajectory import Failure
 from skyrl.tree.names import nearest
 from skyrl.tree.rules import Check
+
+T = TypeVar("T")
 
 QUICK_BYTES = 32 * 2**20
 """Largest file that is read before a run starts: about a fifth of a second of reading."""
@@ -79,14 +85,18 @@ class CountedRows:
     bad: tuple[str, ...] = ()
     """Reasons of the bad ones; each begins with the place of the row."""
 
+    blanks: Blanks | None = None
+    """Empty prompts and answers; None if the rows were only counted."""
+
     @property
     def good(self) -> int:
         """Number of rows that are not bad. Some may still be too long for the run."""
         return self.rows - len(self.bad)
 
 
-Judge = Callable[[Row, int, str], None]
-"""Reads a row, given its number from 0 and the name of its source. Raises `DataError` for a bad one."""
+Judge = Callable[[Row, int, str], Blanks]
+"""Reads a row, given its number from 0 and the name of its source. Returns what is empty of it. Raises `DataError` for
+a bad one."""
 
 
 def count_rows(source: str, judge: Judge, *, all_rows: bool) -> CountedRows | None:
@@ -98,16 +108,16 @@ def count_rows(source: str, judge: Judge, *, all_rows: bool) -> CountedRows | No
     path = Path(source).expanduser()
     if not all_rows and not source.startswith(SCHEME) and os.path.getsize(path) > QUICK_BYTES:
         return CountedRows(rows=_rows_of_parquet(path)) if path.suffix == ".parquet" else None
-    rows, bad = 0, []
+    rows, bad, blanks = 0, [], Blanks()
     for row in iterate_rows(source):
         rows += 1
         try:
             if isinstance(row, BadRow):
                 raise DataError(row.reason)
-            judge(row, rows - 1, source)
+            blanks += judge(row, rows - 1, source)
         except DataError as error:
             bad.append(str(error))
-    return CountedRows(rows=rows, bad=tuple(bad))
+    return CountedRows(rows=rows, bad=tuple(bad), blanks=blanks)
 
 
 def _rows_of_parquet(path: Path) -> int:
@@ -124,11 +134,12 @@ def prompts_of(run: SkyRLTrainConfig) -> Judge:
     """Whether a row is a prompt with an answer and a task."""
     columns = Columns(prompt=run.data.prompt_column, answer=run.data.answer_column)
 
-    def judge(row: Row, index: int, source: str) -> None:
+    def judge(row: Row, index: int, source: str) -> Blanks:
         full_row = answered(row, index, source, columns)
-        chat_of(full_row, index, source, columns)
+        chat = chat_of(full_row, index, source, columns)
         if not isinstance(full_row.get("env_class") or run.environment.task, str):
             raise DataError(f"{source}, row {index} names no env_class, and environment.env_class gives no default")
+        return Blanks(prompts=int(asks_nothing(chat)))
 
     return judge
 
@@ -138,26 +149,51 @@ def supervised_rows_of(run: SupervisedConfig) -> Judge:
     plain text pass.
     """
 
-    def judge(row: Row, index: int, source: str) -> None:
-        row = without_nulls(row) if is_table(source) else row
+    def judge(row: Row, index: int, source: str) -> Blanks:
+        row = without_inner_nulls(row, source)
         try:
             refuse_media(row)
-            if is_preference_run(run) and run.unpaired:
-                preference_chat(row, run.completion_key, run.prompt_key)
-                label_of(row.get(run.label_key), run.label_key)
-            elif is_preference_run(run):
-                answers_of(row, run)
-            elif is_reward_model_run(run):
-                chosen, rejected = (preference_chat(row, key, run.prompt_key) for key in run.answer_keys)
-                if chosen == rejected:
-                    raise DataError(f"{' and '.join(run.answer_keys)} are the same")
-                margin_of(row.get(run.margin_key), run.margin_key)
-            elif reads_chats(run) and (chat := chat_in(row, run)) is not None:
-                message_weights(chat, all_messages=learns_all(run))
+            if is_preference_run(run) or is_reward_model_run(run):
+                return _blanks_of_answers(_compared(row, run))
+            if not reads_chats(run):
+                return Blanks()
+            chat = chat_in(row, run)
+            if chat is None:
+                return blanks_of_text(row)
+            return blanks_of(chat, message_weights(chat, all_messages=learns_all(run)))
         except DataError as error:
             raise DataError(f"{source}, row {index}: {error}") from error
 
     return judge
+
+
+def _compared(row: Row, run: PreferenceConfig | RewardModelConfig) -> Sequence[Sequence[Message]]:
+    """The whole chats of the answers of a row. Raises `DataError` for a bad row."""
+    if is_preference_run(run) and run.unpaired:
+        label_of(row.get(run.label_key), run.label_key)
+        return [preference_chat(row, run.completion_key, run.prompt_key)]
+    if is_preference_run(run):
+        return answers_of(row, run)
+    chosen, rejected = (preference_chat(row, key, run.prompt_key) for key in run.answer_keys)
+    if chosen == rejected:
+        raise DataError(f"{' and '.join(run.answer_keys)} are the same")
+    margin_of(row.get(run.margin_key), run.margin_key)
+    return [chosen, rejected]
+
+
+def _blanks_of_answers(chats: Sequence[Sequence[Message]]) -> Blanks:
+    """Blanks of chats with the same prompt, each of which ends with an answer."""
+    blanks = Blanks()
+    for chat in chats:
+        answers = [index for index, message in enumerate(chat) if message.get("role") == "assistant"][-1:]
+        blanks += blanks_of(chat, answers) if answers else Blanks()
+    return Blanks(min(blanks.prompts, 1), blanks.answers)
+
+
+def blank_parts(counted: CountedRows, field: str, source: str) -> Iterator[Problem]:
+    """Warnings of empty prompts and answers, which may be meant."""
+    for sentence in counted.blanks.sentences(f"the rows of {source}") if counted.blanks else ():
+        yield Problem(path=field, message=sentence, severity="warning")
 
 
 def bad_rows(counted: CountedRows, field: str, skip: str, *, skips: bool) -> Iterator[Problem]:
@@ -226,6 +262,8 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
                 continue
             if counted and (judge or not skips):  # the run itself reports the rows that it skips
                 yield from bad_rows(counted, field, "data.bad_rows = skip", skips=skips)
+            if counted and judge:  # as above
+                yield from blank_parts(counted, field, source)
             if field == "data.train_data":
                 counts.append(counted)
             yield from _written_by_the_template(run, row)
@@ -244,19 +282,66 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
     return first_rows_are_prompts
 
 
-def tried_tasks(run: SkyRLTrainConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each task that has judged the first row of a source, with the names of its tools, none of which was called: they
-    may have effects. `run` has passed all checks.
+@frozen(kw_only=True)
+class TriedTask:
+    """A task that has judged the first row of a source."""
+
+    name: str
+    called: tuple[str, ...] = ()
+    """Names of the tools that were called."""
+
+    uncalled: tuple[str, ...] = ()
+    """Names of its other tools."""
+
+
+def tried_tasks(run: SkyRLTrainConfig, *, call_tools: bool = False) -> Iterator[TriedTask]:
+    """Each task that has judged the first row of a source. With `call_tools`, each tool of a `ToolEnv` is called once,
+    with arguments made up from its schema; otherwise none is, because they may have effects. `run` has passed all
+    checks.
+
+    Raises `ConfigError` for tools that fail.
     """
     tasks: dict[str | None, FirstRow] = {}
+    problems: list[Problem] = []
     for field, source in _sources(run, training=True):
         row = _read_first_row(run, field, source)
         tasks.setdefault(row.env_class, row)
     for name, row in tasks.items():
         make = find_env_of_row(str(name), run.environment.task, run.environment.skyrl_gym)
-        if _is_tried(row, make):
-            tools = _offered_tools(run, row, make) or ()
-            yield str(name), tuple(filter(None, map(tool_name, tools)))
+        if not _is_tried(row, make):
+            continue
+        offered = [*filter(None, map(tool_name, _offered_tools(run, row, make) or ()))]
+        tools: Sequence[TriedTool] = ()
+        try:
+            tools = _called_tools(run, row, make) if call_tools else ()
+        except EpisodeError as error:  # all of them together took too long
+            problems.append(Problem(path="environment.env_class", message=str(error)))
+        problems += _failed_tools(tools, row)
+        called = tuple(tool.name for tool in tools if tool.arguments is not None)
+        yield TriedTask(name=str(name), called=called, uncalled=tuple(item for item in offered if item not in called))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _called_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Sequence[TriedTool]:
+    """The tools of a `ToolEnv`, each called once."""
+    if not (isinstance(make, type) and issubclass(make, ToolEnv)):
+        return ()
+    return (
+        _result_of_started(run, row, make, lambda env: tuple(env.try_tools()) if isinstance(env, ToolEnv) else ()) or ()
+    )
+
+
+def _failed_tools(tools: Sequence[TriedTool], row: FirstRow) -> Iterator[Problem]:
+    """The problem of each tool that failed."""
+    for tool in tools:
+        if tool.failure:
+            arguments = json.dumps(tool.arguments, default=str, ensure_ascii=False)
+            yield Problem(
+                path="environment.env_class",
+                message=f"{row.env_class}: the tool {tool.name}, called with {arguments:.200}, {tool.failure}",
+                hint="arguments that fit its schema are answered, or refused by raising skyrl.envs.tools.ToolFailed",
+            )
 
 
 def supervised_rows_can_be_used(*, all_rows: bool) -> Check[SupervisedConfig]:
@@ -275,6 +360,8 @@ def supervised_rows_can_be_used(*, all_rows: bool) -> Check[SupervisedConfig]:
                     continue
                 if counted and (all_rows or not skips):  # the run itself reports the rows that it skips
                     yield from bad_rows(counted, field, "bad_rows = skip", skips=skips)
+                if counted and all_rows:  # as above
+                    yield from blank_parts(counted, field, source)
                 if field == "train_datasets":
                     counts.append(counted)
                 if reads_chats(run) and not skips and not (counted and counted.bad):
@@ -578,6 +665,13 @@ def _offered_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Seque
     """Schemas of the tools that the environment shows once it has started on the row; None if it is not started,
     because it never has tools or waits for a service. Raises `EpisodeError`.
     """
+    return _result_of_started(run, row, make, lambda env: env.tool_schemas())
+
+
+def _result_of_started(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv, ask: Callable[[Env], T]) -> T | None:
+    """The result of `ask` for the environment once it has started on the row; None if it is not started, as for
+    `_offered_tools`. Raises `EpisodeError`.
+    """
     if not (isinstance(make, type) and issubclass(make, Env)) or make.tool_schemas is Env.tool_schemas:
         return None
     if inspect.iscoroutinefunction(make.init):
@@ -585,17 +679,17 @@ def _offered_tools(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Seque
     who = f"{row.env_class}, starting on row 0 of {row.source},"
     calls = EnvCalls(1, run.environment.skyrl_gym.step_timeout_seconds)
 
-    def offered() -> Sequence[Mapping[str, Any]]:
+    def answer() -> T:
         env = make(deepcopy(row.extras))
         try:
             env.init(deepcopy(tuple(row.messages)))
-            return env.tool_schemas()
+            return ask(env)
         finally:
             env.close()
 
     with event_loop() as run_until_done:
-        tools: Sequence[Mapping[str, Any]] = run_until_done(calls(who, offered))[0]
-    return tools
+        result: T = run_until_done(calls(who, answer))[0]
+    return result
 
 
 def _is_users_environment(make: MakeEnv) -> bool:

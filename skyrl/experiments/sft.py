@@ -330,8 +330,8 @@ class SupervisedExp(BaseExp):
                 notice(f"{tally.too_long} {name} rows are longer than {self.max_length} tokens and left out")
             if tally.cut:
                 notice(f"{tally.cut} {name} rows are longer than {self.max_length} tokens, and were cut")
-            if tally.empty_answers:
-                notice(f"{tally.empty_answers} answers in {name} rows are empty: they teach to end at once")
+            for sentence in tally.blanks.sentences(f"{name} rows"):
+                notice(sentence)
             if tally.behind_other_headers:
                 notice(
                     f"{tally.behind_other_headers} {name} rows have no thoughts, although the chat template's "

@@ -24,6 +24,7 @@ import attrs
 
 from skyrl.errors import ProcessError
 from skyrl.launchers.supervised import handling, supervise
+from skyrl.processes.logs import BOUNDS_OF_RAY
 from skyrl.processes.naming.names import Published, wait_for
 from skyrl.processes.naming.names_on_disk import NamesOnDisk
 
@@ -93,6 +94,7 @@ def run_on_ray(
     if token is None:
         raise ProcessError(f"{node.folder} has no {_TOKEN}: it was not made by skyrl launch slurm")
     environ = {
+        **BOUNDS_OF_RAY,
         **environ,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),

@@ -3,11 +3,13 @@
     2026-11-21T14:40:53.123Z policy-1 step 12 INFO skyrl.learners.fsdp: gradient norm 0.51
 
 Times are by the driver's clock: each process adds the difference that was measured when it started, so that the lines
-of several machines can be put in order.
+of several machines can be put in order. A log that has grown large continues in a new file; only the one before that
+is kept, as `policy-1.log.1`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -17,6 +19,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from skyrl.processes.redaction import RedactedStream
+
+LARGEST = 64 << 20
+"""Size in bytes beyond which the next step begins a new file."""
+
+BOUNDS_OF_RAY = {"RAY_ROTATION_MAX_BYTES": str(16 << 20), "RAY_ROTATION_BACKUP_COUNT": "1"}
+"""Variables that bound each log of Ray's own processes, in bytes and in number of earlier files. Ray's own bounds are
+several gigabytes for each process, in a folder of the system's disk."""
 
 _EXIT = "ends itself with os._exit("
 _FATAL = "Fatal Python error: "
@@ -29,12 +38,7 @@ class RankLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.name = path, name
         self.step, self.offset = 0, 0.0
-        sys.stdout.flush()
-        sys.stderr.flush()
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        os.close(file)
+        self._open()
         sys.stdout = _redacted_stream(1)
         sys.stderr = _redacted_stream(2)
         faulthandler.enable(2)
@@ -43,6 +47,23 @@ class RankLog:
         logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
         logging.captureWarnings(True)
         _note_exits()
+
+    def begin_step(self, step: int) -> None:
+        """Put this step on later lines, in a new file if the log is large."""
+        self.step = step
+        with contextlib.suppress(OSError):  # the disk may be away; a log ends no run
+            if os.fstat(2).st_size > LARGEST:
+                self.path.replace(f"{self.path}.1")
+                self._open()
+
+    def _open(self) -> None:
+        """Write to the file at the path from now on."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.close(file)
 
     def dump_stacks(self) -> None:
         """Write the stacks of every thread into the log."""

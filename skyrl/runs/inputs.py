@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from skyrl.chats.contents import Blanks
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import EnvironmentConfig, SkyRLTrainConfig
 from skyrl.config.derive.engine_backends import backend_of
@@ -39,6 +40,8 @@ def check_data(run: SkyRLTrainConfig, train: PromptDataset | None, evaluation: P
                 task.offered()
         if dataset.too_long:
             notice(f"{dataset.too_long} {name} prompts are longer than trainer.max_prompt_length and left out")
+        for sentence in Blanks(prompts=dataset.facts.empty).sentences(f"{name} rows"):
+            notice(sentence)
         if dataset.bad_rows:
             first = "".join(f"\n  {reason}" for reason in dataset.bad_rows[:3])
             counted = f"{len(dataset.bad_rows)} {name} {'row is' if len(dataset.bad_rows) == 1 else 'rows are'}"

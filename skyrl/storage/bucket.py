@@ -9,7 +9,7 @@ ones, such as a missing object or a refused key, are raised at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_rand
 
 from skyrl.errors import UserError
 from skyrl.installation import install_command
-from skyrl.storage.disk import CHUNK, Bytes
+from skyrl.storage.disk import CHUNK, Bytes, FileFacts
 
 T = TypeVar("T")
 
@@ -66,11 +66,10 @@ class Bucket:
         return sorted({name.rpartition("/")[2] for name in entries if name.strip("/") != path.strip("/")})
 
     def size(self, name: str) -> int:
-        return int(self._ask(lambda system: system.size(self._path(name))))
+        return self.facts(name).size
 
-    def version(self, name: str) -> str:
-        about = self._ask(lambda system: system.info(self._path(name)))
-        return str(about.get("e_tag") or about.get("ETag") or about.get("last_modified") or about.get("created"))
+    def facts(self, name: str) -> FileFacts:
+        return _facts(self._ask(lambda system: system.info(self._path(name))))
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytearray:
         if length == 0:
@@ -79,8 +78,24 @@ class Bucket:
         part = {} if (start, end) == (0, None) else {"start": start, "end": self.size(name) if end is None else end}
         return bytearray(patiently(partial(self._system.cat_file, **part), self._path(name)))
 
-    def chunks(self, name: str) -> Iterator[Bytes]:
-        size, step = self.size(name), 16 * CHUNK
+    def part(self, name: str, start: int, end: int) -> tuple[bytes, FileFacts]:
+        """Bytes of a file from byte `start` up to byte `end`, and facts about the file that they are of. Raises
+        `OSError`.
+        """
+        path, system = self._path(name), self._system
+        if self._kind not in _BY_OBSTORE:
+            return bytes(self.read(name, start, end - start)), self.facts(name)
+        bucket, key = system._split_path(path)
+        store = system._construct_store(bucket)
+
+        def asked() -> tuple[bytes, FileFacts]:
+            answer = store.get(key, options={"range": (start, end)})
+            return bytes(answer.bytes()), _facts(answer.meta)
+
+        return patiently(asked)
+
+    def chunks(self, name: str, size: int | None = None) -> Iterator[Bytes]:
+        size, step = self.size(name) if size is None else size, 16 * CHUNK
         for start in range(0, size, step):
             yield self.read(name, start, min(step, size - start))
 
@@ -108,9 +123,14 @@ class Bucket:
     def __getstate__(self) -> dict[str, Any]:
         return {"address": self.address}
 
+    @property
+    def _kind(self) -> str:
+        """The protocol of the address, such as `s3`."""
+        return self.address.partition("://")[0]
+
     @cached_property
     def _system(self) -> Any:
-        kind = self.address.partition("://")[0]
+        kind = self._kind
         try:
             if kind in _BY_OBSTORE:
                 from obstore.fsspec import register
@@ -149,6 +169,12 @@ class Bucket:
                 file.closed = True  # closing would upload the part as if it were the whole
             raise
         file.close()
+
+
+def _facts(about: Mapping[str, Any]) -> FileFacts:
+    """Facts about an object, as its store describes it."""
+    version = about.get("e_tag") or about.get("ETag") or about.get("last_modified") or about.get("created")
+    return FileFacts(int(about["size"]), str(version))
 
 
 def patiently(operation: Callable[..., T], *arguments: object) -> T:

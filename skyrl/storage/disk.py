@@ -30,6 +30,17 @@ OPEN_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+@frozen
+class FileFacts:
+    """Size and version of a file, known without reading it."""
+
+    size: int
+    """Its size in bytes."""
+
+    version: str
+    """A text that changes when the file does."""
+
+
 class Storage(Protocol):
     """A folder of files."""
 
@@ -49,14 +60,16 @@ class Storage(Protocol):
     def size(self, name: str) -> int:
         """Size of a file in bytes."""
 
-    def version(self, name: str) -> str:
-        """A text that changes when the file does."""
+    def facts(self, name: str) -> FileFacts:
+        """Size and version of a file."""
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytearray:
         """`length` bytes of a file from byte `start`, or all of the bytes from there."""
 
-    def chunks(self, name: str) -> Iterator[Bytes]:
-        """All of a file, chunk by chunk. A chunk is valid until the next one is requested."""
+    def chunks(self, name: str, size: int | None = None) -> Iterator[Bytes]:
+        """All of a file, chunk by chunk. A chunk is valid until the next one is requested. `size` is the file's size in
+        bytes if it is known, which saves a request to an object store.
+        """
 
     def write(self, name: str, content: Sequence[Bytes]) -> None:
         """Write a whole file, creating its folders; it is durable when this returns."""
@@ -97,8 +110,9 @@ class Disk:
     def size(self, name: str) -> int:
         return (self.path / name).stat().st_size
 
-    def version(self, name: str) -> str:
-        return str((self.path / name).stat().st_mtime_ns)
+    def facts(self, name: str) -> FileFacts:
+        status = (self.path / name).stat()
+        return FileFacts(status.st_size, str(status.st_mtime_ns))
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytearray:
         with (self.path / name).open("rb", buffering=0) as file:
@@ -113,7 +127,7 @@ class Disk:
                 filled += count
             return content
 
-    def chunks(self, name: str) -> Iterator[Bytes]:
+    def chunks(self, name: str, size: int | None = None) -> Iterator[Bytes]:
         buffer = bytearray(CHUNK)
         view = memoryview(buffer)
         with (self.path / name).open("rb", buffering=0) as file:

@@ -9,9 +9,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from skyrl.storage.disk import Disk, Storage
+
+if TYPE_CHECKING:
+    from skyrl.storage.bucket import Bucket  # which imports fsspec
 
 READ_AHEAD = 4 << 20
 """Number of bytes that one request to an object store asks for, at least."""
@@ -48,17 +51,19 @@ def opened(location: str) -> BinaryIO:
     """The file at a path or an address, open for reading. Raises `OSError`."""
     if not is_address(location):
         return Path(location).open("rb")
+    from skyrl.storage.bucket import Bucket
+
     folder, _, name = location.rpartition("/")
-    return cast(BinaryIO, io.BufferedReader(RemoteFile(storage_at(folder), name), READ_AHEAD))
+    return cast(BinaryIO, io.BufferedReader(RemoteFile(Bucket(folder), name), READ_AHEAD))
 
 
 class RemoteFile(io.RawIOBase):
-    """An object of a store, read in ranges."""
+    """An object of a store, read in ranges: with one request for what is known of it, and one for each range."""
 
-    def __init__(self, storage: Storage, name: str) -> None:
+    def __init__(self, bucket: Bucket, name: str) -> None:
         """Raises `OSError` if there is no such object. So does reading, once the object has been replaced."""
-        self._storage, self._name = storage, name
-        self._size, self._version, self._position = storage.size(name), storage.version(name), 0
+        self._bucket, self._name = bucket, name
+        self._facts, self._position = bucket.facts(name), 0
 
     def readable(self) -> bool:
         return True
@@ -67,15 +72,25 @@ class RemoteFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._facts.size}[whence]
         self._position = max(start + offset, 0)
         return self._position
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # whatever is written to
-        count = max(min(len(buffer), self._size - self._position), 0)
-        content = self._storage.read(self._name, self._position, count)
-        if self._storage.version(self._name) != self._version:
+        content = self._read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+    def readall(self) -> bytes:
+        """The rest, in one range: the method of the base class reads 8 KiB at a time."""
+        return self._read(self._facts.size)
+
+    def _read(self, most: int) -> bytes:
+        count = min(most, self._facts.size - self._position)
+        if count <= 0:
+            return b""
+        content, facts = self._bucket.part(self._name, self._position, self._position + count)
+        if facts != self._facts:
             raise OSError(f"{self._name} was replaced while it was read")
-        buffer[:count] = content
         self._position += count
-        return count
+        return content

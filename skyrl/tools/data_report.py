@@ -21,9 +21,9 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.loading.kinds import kind_of, reads_chats, samples_rollouts
-from skyrl.data.conversations import without_nulls
+from skyrl.data.conversations import without_inner_nulls
 from skyrl.data.row_streams import rows_in_order
-from skyrl.data.sources import BadRow, Row, checked_rows, is_table, kind_of_value, place_of
+from skyrl.data.sources import BadRow, Row, checked_rows, kind_of_value, place_of
 from skyrl.data.tokenized_rows import LabelledRow, PairRow, PreferenceRow, RankedRow, SupervisedRow
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
@@ -226,7 +226,7 @@ def _whole_rows(run: AnyRun) -> Iterator[Row]:
         for row in rows_in_order(source, streamed=is_streamed(run)):
             if isinstance(row, BadRow):
                 raise DataError(row.reason)
-            yield without_nulls(row) if is_table(source) else row
+            yield without_inner_nulls(row, source)
 
 
 def is_streamed(run: AnyRun) -> bool:

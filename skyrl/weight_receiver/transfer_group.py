@@ -2,7 +2,8 @@
 
 Every member registers at a store that the run's driver holds. The group is formed only when all have registered, so
 that none waits in a collective for a process that will never join. A member that cannot take part writes the reason to
-the same store, which ends the others' waiting at once.
+the same store, which ends the others' waiting at once. So does the end of a member's process, however it ends, for
+members on its machine: each keeps a file in memory open, which they see.
 
 Bytes travel through memory that rank 0 shares if every member can map it, as on one machine, and otherwise over gloo.
 
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import attrs
 import torch
@@ -73,35 +74,30 @@ class TransferGroup:
     def join(self) -> Iterator[Channel]:
         """Yields the channel once every member has joined. Raises `WeightSyncError` if one does not, or aborts."""
         patience = min(self.timeout, _CONNECT_SECONDS)
-        with MemoryOffer() as offer, self.rendezvous(offer.text if self.rank == 0 else "") as store:
-            if self._can_share_memory(store, patience):
-                yield MemoryChannel(store, self)
+        with self.rendezvous() as members:
+            if self._can_share_memory(members, patience):
+                yield MemoryChannel(members, self)
                 return
-            group = ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=patience))
+            group = ProcessGroupGloo(members.store, self.rank, self.size, timedelta(seconds=patience))
             channel = GlooChannel(group, self.timeout)
             try:
                 yield channel
             finally:
                 channel.close()
 
-    def _can_share_memory(self, store: Store, patience: float) -> bool:
+    def _can_share_memory(self, members: Members, patience: float) -> bool:
         """Whether every member can map memory of rank 0. All members get the same answer."""
         answers = {f"rank {rank} maps memory": rank for rank in range(1, self.size)}
         if self.rank:
-            offer = store.get(presence_key(0)).decode()
-            store.set(f"rank {self.rank} maps memory", "yes" if MemoryOffer.is_readable(offer) else "no")
-        wait_for(
-            store,
-            list(answers),
-            patience,
-            lambda keys: f"members {[answers[key] for key in keys]} ended after they had joined the weight transfer",
+            members.store.set(f"rank {self.rank} maps memory", "yes" if 0 in members.files else "no")
+        members.wait_for(
+            answers, patience, lambda ranks: f"members {ranks} ended after they had joined the weight transfer"
         )
-        return all(store.get(key) == b"yes" for key in answers)
+        return all(members.store.get(key) == b"yes" for key in answers)
 
     @contextmanager
-    def rendezvous(self, details: str = "") -> Iterator[Store]:
-        """Yields the store once every member has registered. The others find this one's `details` in it. Raises as
-        `join`.
+    def rendezvous(self) -> Iterator[Members]:
+        """Yields the members once every one has registered. Raises as `join`.
 
         An error in the body ends the waiting of the others.
         """
@@ -113,10 +109,13 @@ class TransferGroup:
                 f"{str(error).splitlines()[0]})"
             ) from error
         store = PrefixStore(self.name, tcp)
+        offer = MemoryOffer()
         try:
-            store.set(presence_key(self.rank), details)
-            wait_for(store, [presence_key(rank) for rank in range(self.size)], self.timeout, self._absent_members)
-            yield store
+            store.set(presence_key(self.rank), offer.text)
+            keys = {presence_key(rank): rank for rank in range(self.size)}
+            Members(store).wait_for(keys, self.timeout, self._absent_members)
+            others = {rank: store.get(key).decode() for key, rank in keys.items() if rank != self.rank}
+            yield Members(store, {rank: file for rank, text in others.items() if (file := MemoryOffer.found(text))})
             _IDLE[self.host, self.port].append(tcp)  # one that failed is not used again
         except WeightSyncError as error:
             self.abort(str(error))
@@ -125,6 +124,8 @@ class TransferGroup:
             reason = f"{self._member_text}: {next(iter(str(error).splitlines()), type(error).__name__)}"
             self.abort(reason)
             raise WeightSyncError(f"the weight transfer failed ({reason})") from error
+        finally:
+            offer.close()  # after the reason is known to the others, who take a closed file for the end of a process
 
     def with_rank_offset(self, offset: int) -> TransferGroup:
         """The same group as seen by the member whose rank is higher by `offset`, like a later worker of an engine."""
@@ -158,8 +159,7 @@ class TransferGroup:
         tcp.set_timeout(patience)
         return tcp
 
-    def _absent_members(self, keys: Sequence[str]) -> str:
-        ranks = [rank for rank in range(self.size) if presence_key(rank) in keys]
+    def _absent_members(self, ranks: Sequence[int]) -> str:
         return (
             f"members {ranks} of {self.size} have not joined the weight transfer (0 is the learner, the others are the "
             "workers of the engines in service, in order)"
@@ -171,24 +171,45 @@ def presence_key(rank: int) -> str:
     return f"present {rank}"
 
 
-def wait_for(store: Store, keys: Sequence[str], timeout: float, absent: Callable[[Sequence[str]], str]) -> None:
-    """Returns when all keys exist. Raises `WeightSyncError` if a member aborts, or after `timeout` seconds, with the
-    message that `absent` makes of the missing keys.
-    """
-    began = time.monotonic()
-    while keys and not store.check(list(keys)):
-        refuse_if_aborted(store)
-        waited = time.monotonic() - began
-        if waited > timeout:
-            missing = [key for key in keys if not store.check([key])]
-            raise WeightSyncError(f"after {timeout:g} s, {absent(missing)}")
-        time.sleep(min(max(waited / 8, _SHORTEST_POLL_SECONDS), _LONGEST_POLL_SECONDS))
+@frozen
+class Members:
+    """The registered members of a group, as one of them sees the others."""
 
+    store: Store
+    """The group's part of the driver's store."""
 
-def refuse_if_aborted(store: Store) -> None:
-    """Raises `WeightSyncError` with the reason if a member has ended the transfer."""
-    if store.check([_ABORTED]):
-        raise WeightSyncError(f"the weights were not sent: {store.get(_ABORTED).decode()}")
+    files: Mapping[int, tuple[Path, int]] = field(factory=dict)
+    """Rank of each other member whose memory this process can map -> path and inode of a file in memory that it keeps
+    open while it is in the group."""
+
+    def wait_for(self, keys: Mapping[str, int], timeout: float, absent: Callable[[Sequence[int]], str]) -> None:
+        """Returns when all keys exist, each of which the member of this rank sets. Raises `WeightSyncError` if a member
+        aborts, if the process of one that has not set its key ends, and after `timeout` seconds, with the message that
+        `absent` makes of the ranks whose keys are missing.
+        """
+        began, left = time.monotonic(), set[int]()
+        while keys and not self.store.check(list(keys)):
+            self.refuse_if_aborted()
+            if left and (lost := [rank for rank in self._missing(keys) if rank in left]):
+                raise WeightSyncError(f"members {lost} have left the weight transfer: their processes ended")
+            # Such a member may have set its key or aborted since the looks above: both are looked at once more.
+            left = {rank for rank in keys.values() if self._has_left(rank)}
+            waited = time.monotonic() - began
+            if waited > timeout:
+                raise WeightSyncError(f"after {timeout:g} s, {absent(self._missing(keys))}")
+            time.sleep(min(max(waited / 8, _SHORTEST_POLL_SECONDS), _LONGEST_POLL_SECONDS))
+
+    def refuse_if_aborted(self) -> None:
+        """Raises `WeightSyncError` with the reason if a member has ended the transfer."""
+        if self.store.check([_ABORTED]):
+            raise WeightSyncError(f"the weights were not sent: {self.store.get(_ABORTED).decode()}")
+
+    def _missing(self, keys: Mapping[str, int]) -> list[int]:
+        return [rank for key, rank in keys.items() if not self.store.check([key])]
+
+    def _has_left(self, rank: int) -> bool:
+        path, inode = self.files.get(rank, (None, None))
+        return path is not None and _inode(path) != inode
 
 
 class Channel(ABC):
@@ -244,8 +265,9 @@ class MemoryChannel(Channel):
     maps it lets go of it, or ends in any way.
     """
 
-    def __init__(self, store: Store, group: TransferGroup) -> None:
-        self._store, self._rank, self._timeout = store, group.rank, group.timeout
+    def __init__(self, members: Members, group: TransferGroup) -> None:
+        self._members, self._store = members, members.store
+        self._rank, self._timeout = group.rank, group.timeout
         self._receivers = range(1, group.size)
         self._number = 0
 
@@ -257,25 +279,22 @@ class MemoryChannel(Channel):
             key = self._next_key()
             self._store.set(key, f"{address} {size}")
             taken = {_taken_key(key, rank): rank for rank in self._receivers}
-            wait_for(
-                self._store,
-                list(taken),
-                self._timeout,
-                lambda keys: f"members {[taken[key] for key in keys]} have not taken weights that were sent",
+            self._members.wait_for(
+                taken, self._timeout, lambda ranks: f"members {ranks} have not taken weights that were sent"
             )
         for name in (key, *taken):
             self._store.delete_key(name)
 
     def receive_bytes(self) -> Tensor:
         key = self._next_key()
-        wait_for(
-            self._store, [key], self._timeout, lambda _: f"the learner sent no more weights to member {self._rank}"
+        self._members.wait_for(
+            {key: 0}, self._timeout, lambda _: f"the learner sent no more weights to member {self._rank}"
         )
         process, file, size = map(int, self._store.get(key).split())
         try:
             content = _mapped(process, file, size)
         except RuntimeError:  # the sender has given up and let go of the file, or it has ended
-            refuse_if_aborted(self._store)
+            self._members.refuse_if_aborted()
             raise
         self._store.set(_taken_key(key, self._rank), "")
         return content
@@ -291,38 +310,49 @@ def _taken_key(message: str, rank: int) -> str:
 
 class MemoryOffer:
     """A random number in memory that another process may be able to map: one that finds it shares memory with this one,
-    whatever containers and permissions lie between them.
+    whatever containers and permissions lie between them. One that no longer finds it knows that this process has ended,
+    or has closed it.
     """
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self.text = ""
         """Where the number is and what it is; empty if this process cannot have files in memory."""
-
-    def __enter__(self) -> Self:
         if hasattr(os, "memfd_create"):  # on Linux
             with contextlib.suppress(OSError):  # a sandbox forbids it, or has no /proc
                 address, path = self._stack.enter_context(_memory_file())
                 number = secrets.token_bytes(16)
                 Path(path).write_bytes(number)
                 self.text = f"{address} {number.hex()}"
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Take the number away."""
         self._stack.close()
 
     @staticmethod
-    def is_readable(text: str) -> bool:
-        """Whether this process can map the memory of the offer."""
+    def found(text: str) -> tuple[Path, int] | None:
+        """Path and inode of the offered file; None if this process cannot map its memory."""
         if not text:
-            return False
+            return None
         process, file, number = text.split()
+        path = Path(f"/proc/{process}/fd/{file}")
+        inode = _inode(path)
         try:
             # in another container, the process of this number may have opened a pipe, on which opening waits
-            is_file = Path(f"/proc/{process}/fd/{file}").is_file()
-            return is_file and bytes(_mapped(int(process), int(file), len(number) // 2).tolist()).hex() == number
+            if inode is None or not path.is_file():
+                return None
+            content = bytes(_mapped(int(process), int(file), len(number) // 2).tolist())
         except (OSError, RuntimeError):  # it is not ours, or torch finds it shorter
-            return False
+            return None
+        return (path, inode) if content.hex() == number else None
+
+
+def _inode(path: Path) -> int | None:
+    """Inode of the file that a process has open; None if it has none there, or has ended."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
 
 
 @contextmanager
@@ -349,9 +379,9 @@ END = "end"
 class RequestSender:
     """The sender's end of the requests."""
 
-    def __init__(self, store: Store, *, receivers: Sequence[int], timeout: float) -> None:
+    def __init__(self, members: Members, *, receivers: Sequence[int], timeout: float) -> None:
         """`receivers` are ranks of the transfer group; `timeout`, in seconds, applies to each request."""
-        self._store, self._timeout = store, timeout
+        self._members, self._timeout = members, timeout
         self._receivers, self._number = tuple(receivers), 0
 
     def send(self, kind: str, content: Mapping[str, Any]) -> None:
@@ -360,28 +390,29 @@ class RequestSender:
         """
         key = _key(self._number)
         self._number += 1
-        self._store.set(key, json.dumps({"kind": kind, "content": content}))
-        ranks = {_done_key(key, rank): rank for rank in self._receivers}
-        wait_for(
-            self._store,
-            list(ranks),
+        self._members.store.set(key, json.dumps({"kind": kind, "content": content}))
+        self._members.wait_for(
+            {_done_key(key, rank): rank for rank in self._receivers},
             self._timeout,
-            lambda keys: f"members {[ranks[item] for item in keys]} have not completed the learner's request: {kind}",
+            lambda ranks: f"members {ranks} have not completed the learner's request: {kind}",
         )
 
 
-def received_requests(store: Store, *, rank: int, timeout: float) -> Iterator[tuple[str, dict[str, Any]]]:
+def received_requests(members: Members, *, rank: int, timeout: float) -> Iterator[tuple[str, dict[str, Any]]]:
     """Kind and content of each request, up to `END`. A request counts as done when the iterator is advanced.
 
-    Raises `WeightSyncError` if a member aborts, or if no request arrives for `timeout` seconds.
+    Raises `WeightSyncError` if a member aborts, if the learner's process ends, or if no request arrives for `timeout`
+    seconds.
     """
     number = 0
     while True:
         key = _key(number)
-        wait_for(store, [key], timeout, lambda _: f"the learner has not continued with the weights of member {rank}")
-        request = json.loads(store.get(key))
+        members.wait_for(
+            {key: 0}, timeout, lambda _: f"the learner has not continued with the weights of member {rank}"
+        )
+        request = json.loads(members.store.get(key))
         yield request["kind"], request["content"]
-        store.set(_done_key(key, rank), "")
+        members.store.set(_done_key(key, rank), "")
         if request["kind"] == END:
             return
         number += 1

@@ -37,8 +37,8 @@ def receive(worker: Any, index: int, incoming: VLLMNativeWeights, expand: Callab
         worker.weight_transfer_engine = factory.create_engine(config, worker.vllm_config, worker.device, model)
     received = Digests()
     group = incoming.group.with_rank_offset(index)
-    with group.rendezvous() as store:
-        for kind, content in transfer_group.received_requests(store, rank=group.rank, timeout=group.timeout):
+    with group.rendezvous() as members:
+        for kind, content in transfer_group.received_requests(members, rank=group.rank, timeout=group.timeout):
             match kind:
                 case "init":
                     if "rank_offset" in content:  # vLLM adds the worker's rank to it, and knows only one engine

@@ -170,9 +170,9 @@ class VLLMNativeSender:
     def __call__(self, weights: Weights) -> None:
         """Send the weights. Raises `WeightSyncError` if an engine does not join, leaves, or received other bytes."""
         rank = dist.get_rank() if self.senders > 1 else 0
-        with self.group.with_rank_offset(rank).rendezvous() as store:
+        with self.group.with_rank_offset(rank).rendezvous() as members:
             receivers = range(self.senders, self.group.size)
-            workers = _Workers(RequestSender(store, receivers=receivers, timeout=self.group.timeout))
+            workers = _Workers(RequestSender(members, receivers=receivers, timeout=self.group.timeout))
             factory = importlib.import_module(f"{_VLLM_TRANSFER}.factory").WeightTransferTrainerFactory
             source = _source(self.weights, weights, workers.digests)
             engine = factory.trainer_init(self._init_info(rank), client=workers, source=source)
@@ -290,9 +290,9 @@ class SGLangGroupSender:
 
     def __call__(self, weights: Weights) -> None:
         """Send the weights. Raises `WeightSyncError` if a server does not join, or refuses the weights."""
-        with ThreadPoolExecutor(1) as asking, self.group.rendezvous() as store:
+        with ThreadPoolExecutor(1) as asking, self.group.rendezvous() as members:
             servers = range(1, self.group.size)
-            requests = RequestSender(store, receivers=servers, timeout=self.group.timeout)
+            requests = RequestSender(members, receivers=servers, timeout=self.group.timeout)
             with self._led(1 + self.workers * len(servers), asking, requests) as group:
                 device = "cuda" if self.backend == "nccl" else "cpu"
                 for bucket in buckets(weights, self.dtype, self.bucket_bytes, device=device):

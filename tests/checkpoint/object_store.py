@@ -18,13 +18,16 @@ KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGIO
 
 
 class ObjectStore:
-    """moto's server with an empty bucket. `environment` is what its clients need; `refused` counts the failures."""
+    """moto's server with an empty bucket. `environment` is what its clients need; `refused` counts the failures, and
+    `requests` has the method of each request.
+    """
 
     def __init__(self, failures: float = 0.0, seed: int = 0) -> None:
         """`failures` is the share of requests that are answered by an error, half of them after they were done."""
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._failures, self._draw = failures, random.Random(seed)
         self.refused = 0
+        self.requests: list[str] = []
 
     def __enter__(self) -> Self:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it logs every request
@@ -72,6 +75,7 @@ def _door(store: ObjectStore, host: str, port: int) -> type[BaseHTTPRequestHandl
 
         def pass_on(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            store.requests.append(self.command)
             verdict = store.verdict()
             status, headers, answer = 503, [], b"<Error><Code>SlowDown</Code></Error>"
             if verdict != "refused":

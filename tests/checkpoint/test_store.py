@@ -290,7 +290,7 @@ def test_a_manifest_of_a_later_format_is_refused(tmp_path: Path, monkeypatch: py
 
 def test_nothing_is_deleted_for_a_checkpoint_that_is_not_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     CheckpointStore(tmp_path).save(checkpoint(1))
-    monkeypatch.setattr(Disk, "chunks", lambda self, name: iter([b"rotten"]))
+    monkeypatch.setattr(Disk, "chunks", lambda self, name, size: iter([b"rotten"]))
     with pytest.raises(RunError, match=r"global_step_2/.* is damaged.*no older checkpoint was deleted"):
         CheckpointStore(tmp_path, keep=1).save(checkpoint(2))
     monkeypatch.undo()

@@ -112,6 +112,8 @@ def test_empty_answers_are_counted(tmp_path: Path) -> None:
     assert load(tmp_path, *rows).tally.empty_answers == 1
     lists = {"prompt": "q", "answers": ["", "x", "y"], "ranks": [1, 2, 3]}
     assert load(tmp_path, lists, num_answers=3).tally.empty_answers == 1
+    for count in (1, 2):
+        assert load(tmp_path, *[{**lists, "prompt": " "}] * count, num_answers=3).tally.empty_prompts == count
     single = {"prompt": "q", "completion": "", "label": True}
     assert load(tmp_path, single, loss_type=("kto",)).tally.empty_answers == 1
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from skyrl.chats.contents import Blanks
 from skyrl.chats.examples import ADD
 from skyrl.config import RewardModelConfig, SFTConfig
 from skyrl.data.supervised_rows import TokenizedRows, load_preferences, load_supervised
@@ -43,14 +44,20 @@ def test_a_chat_takes_its_system_message_and_columns_of_other_names(tmp_path: Pa
     assert learned == "yo<|im_end|>"
 
 
-def test_empty_answers_are_counted(tmp_path: Path) -> None:
-    question = {"role": "user", "content": "hi"}
+def test_empty_prompts_and_answers_are_counted(tmp_path: Path) -> None:
+    question, silence = {"role": "user", "content": "hi"}, {"role": "user", "content": " "}
     rows: list[dict[str, Any]] = [
         {"messages": [question, {"role": "assistant", "content": ""}]},
         {"prompt": [question], "completion": [{"role": "assistant", "content": "yo"}]},
         {"prompt": "hi", "completion": ""},
+        {"messages": [{"role": "system", "content": "be short"}, silence, {"role": "assistant", "content": "yo"}]},
+        {"prompt": "", "completion": "yo"},
+        {"messages": [silence, question, {"role": "assistant", "content": "yo"}]},
+        {"messages": [{"role": "assistant", "content": "yo"}]},
+        {"text": "yo"},
+        {"text": " "},
     ]
-    assert load(tmp_path, rows).tally.empty_answers == 2
+    assert load(tmp_path, rows).tally.blanks == Blanks(prompts=2, answers=3)
 
 
 def test_tools_are_shown_and_calls_are_learned_whether_they_are_a_list_or_its_text(tmp_path: Path) -> None:

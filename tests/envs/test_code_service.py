@@ -150,13 +150,13 @@ def test_a_service_is_found_by_its_name_wherever_it_is_now(
     with Published(NamesOnDisk(tmp_path), "code", url):
         assert named.run("print(1)").stdout == b"1\n"
     with pytest.raises(ServiceGone, match="no service has this name"):
-        post("name:code", {}, str, seconds=1, patience=0)
+        post("name:code", {}, str, setting="a.url", seconds=1, patience=0)
 
 
 def test_a_name_without_a_store_is_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SKYRL_NAMES", raising=False)
     with pytest.raises(UserError, match="export SKYRL_NAMES"):
-        post("name:code", {}, str, seconds=1)
+        post("name:code", {}, str, setting="a.url", seconds=1)
     monkeypatch.setenv("SKYRL_NAMES", "somewhere")
     with pytest.raises(UserError, match="not a name store"):
-        post("name:code", {}, str, seconds=1)
+        post("name:code", {}, str, setting="a.url", seconds=1)

@@ -15,12 +15,20 @@ from unittest import mock
 
 import pytest
 
-from skyrl.config.settings.environment import RewardModelEnvConfig
+from skyrl.config import SkyRLGymConfig
+from skyrl.config.settings.environment import (
+    GSM8kLLMJudgeEnvConfig,
+    PairwiseJudgeEnvConfig,
+    RewardModelEnvConfig,
+    SearchEnvConfig,
+)
+from skyrl.envs import find_env
 from skyrl.envs.builtin.judge_service import JudgeService
 from skyrl.envs.builtin.llm_judge import LLMJudgeEnv
 from skyrl.envs.builtin.reward_model import RewardModelEnv
+from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.http_json import ATTEMPTS, OUTAGES, Outages, ServiceError, post
-from skyrl.envs.search import documents
+from skyrl.envs.search import ask_retriever, documents
 from skyrl.envs.services.remote_sandbox import RemoteSandbox
 from skyrl.errors import ProcessError, ServiceGone
 from skyrl.processes.answers import BadAnswer, asked_to_wait
@@ -126,9 +134,54 @@ def test_a_service_that_starts_again_costs_no_sample(clock: Clock, caplog: pytes
     with raw(*away, http('{"scores": [0.5]}')) as url:
         assert scored(url) == 0.5
     assert clock.now > 30
+    waited = 0.1 + 0.2 + 0.4 + 0.8 + 1.6 + 4 * 2.0
     assert [record.getMessage() for record in caplog.records] == [
-        f"waiting for the service {url}, up to 240 s: {url} answered 503"
+        f"the service {url} (environment.skyrl_gym.reward_model.url) is away: it is tried for another "
+        f"{240 - waited:.0f} s (environment.skyrl_gym.service_patience_seconds): {url} answered 503"
     ]
+
+
+def test_an_outage_is_logged_once_for_all_samples_that_wait_until_the_service_answers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    away, right = http("", "Retry-After: 11", status="503 X"), http('{"scores": [0.5]}')
+    with raw(*[away] * 6, right, away, away, right) as url:
+        for patience in (15.0, 15.0):
+            with pytest.raises(ServiceGone):
+                scored(url, patience)
+        assert len(caplog.records) == 1
+        assert scored(url) == 0.5
+        assert len(caplog.records) == 1
+        assert scored(url) == 0.5
+    assert len(caplog.records) == 2
+
+
+SERVICES: dict[str, Callable[[str], object]] = {
+    "reward_model.url": lambda url: scored(url, 0.0),
+    "code_url": lambda url: RemoteSandbox(url, patience=0.0).run("print(1)"),
+    "search.search_url": lambda url: ask_retriever(SearchEnvConfig(search_url=url), None, "Rome", 0.0),
+    "llm_as_a_judge.base_url": lambda url: judged("llm_as_a_judge", url),
+    "pairwise_judge.base_url": lambda url: judged("pairwise_judge", url),
+}
+
+
+def judged(name: str, url: str) -> None:
+    settings = SkyRLGymConfig(
+        llm_as_a_judge=GSM8kLLMJudgeEnvConfig(base_url=url),
+        pairwise_judge=PairwiseJudgeEnvConfig(base_url=url),
+        service_patience_seconds=0.0,
+    )
+    make, extras = find_env(name, settings), {"reward_spec": {"ground_truth": "4"}}
+    if isinstance(make, GroupReward):
+        make.rewards(({"role": "user", "content": "2+2?"},), ["4", "5"], extras)
+    else:
+        make(extras).step("4")
+
+
+@pytest.mark.parametrize("setting", SERVICES)
+def test_the_setting_of_a_service_that_is_away_is_named(setting: str, closed_port: int) -> None:
+    with pytest.raises(ServiceGone, match=rf"\(environment\.skyrl_gym\.{setting}\) has been away for 0 s"):
+        SERVICES[setting](f"http://127.0.0.1:{closed_port}")
 
 
 async def test_the_deadline_of_a_call_does_not_run_while_a_service_is_away(clock: Clock) -> None:
@@ -167,7 +220,9 @@ def test_an_outage_that_goes_on_stops_the_clock() -> None:
 
 def test_a_service_that_does_not_come_back_ends_the_run_and_is_named(clock: Clock, closed_port: int) -> None:
     url = f"http://127.0.0.1:{closed_port}"
-    with pytest.raises(ServiceGone, match=rf"the service {url} has been away for 240 s \(environment\..*patience_seco"):
+    with pytest.raises(
+        ServiceGone, match=rf"the service {url} .* has been away for 240 s \(environment\..*patience_seco"
+    ):
         scored(url)
     assert clock.now == pytest.approx(240.0)
 
@@ -241,13 +296,13 @@ def test_a_broken_answer_is_asked_for_again_and_then_named(name: str) -> None:
 )
 def test_an_answer_that_never_ends_is_cut_off_at_its_deadline(play: Plays) -> None:
     with raw(play) as url, pytest.raises(ServiceError, match=f"^{url}: .*, {ATTEMPTS} times"):
-        post(url, {}, str, seconds=0.1)
+        post(url, {}, str, setting="a.url", seconds=0.1)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://[bad", "nothing"])
 def test_an_address_that_no_request_can_have_is_named(url: str) -> None:
     with pytest.raises(ServiceError, match="no request can be made"):
-        post(url, {}, str, seconds=1)
+        post(url, {}, str, setting="a.url", seconds=1)
 
 
 SCORES: list[object] = [

@@ -47,14 +47,14 @@ def test_a_search_is_answered_by_the_retriever_and_rewarded_by_the_last_answer()
 def test_what_may_pass_by_is_tried_again_and_counted() -> None:
     codes = [503, 429, 200]
     with service(lambda *_: (codes.pop(0), {"a": 1})) as url:
-        answer = post(url, {}, as_it_is, seconds=5)
+        answer = post(url, {}, as_it_is, setting="a.url", seconds=5)
     assert (answer.value, answer.retries) == ({"a": 1}, 2)
 
 
 def test_a_refusal_is_not_tried_again() -> None:
     codes = [400, 200]
     with service(lambda *_: (codes.pop(0), {})) as url, pytest.raises(ServiceError, match="400"):
-        post(url, {}, as_it_is, seconds=5)
+        post(url, {}, as_it_is, setting="a.url", seconds=5)
     assert codes == [200]
 
 
@@ -70,7 +70,7 @@ def test_nobody_is_asked_but_the_service_that_the_configuration_names() -> None:
         service(lambda *_: (302, elsewhere)) as url,
         pytest.raises(ServiceError, match="302"),
     ):
-        post(url, {}, as_it_is, seconds=5)
+        post(url, {}, as_it_is, setting="a.url", seconds=5)
     assert not hits
 
 

@@ -20,7 +20,7 @@ from skyrl.config import compose
 from skyrl.config.derive.run_kind import RunKind
 from skyrl.errors import ConfigError, Problem, ResumeError, UserError
 from skyrl.experiments import first_rows
-from skyrl.experiments.first_rows import supervised_rows_can_be_used, tried_tasks
+from skyrl.experiments.first_rows import TriedTask, supervised_rows_can_be_used, tried_tasks
 from skyrl.experiments.folder_checks import folders_can_be_written
 from skyrl.runs.run_lock import RunLock, config_text
 from skyrl.runs.run_owner import sign
@@ -384,7 +384,74 @@ def test_an_environment_whose_tools_the_template_hides_is_named(
     assert not [item for item in problems(nano, tmp_path, changes, run=True) if item.path == "environment.env_class"]
     if not message:
         run = compose([], overrides(nano, tmp_path) | changes).config
-        assert next(iter(tried_tasks(run))) == (f"{code}:Adds", ("add",))
+        assert [*tried_tasks(run)] == [TriedTask(name=f"{code}:Adds", uncalled=("add",))]
+        assert [*tried_tasks(run, call_tools=True)] == [TriedTask(name=f"{code}:Adds", uncalled=("add",))]
+
+
+TOOLS = """
+from skyrl.envs import EnvStep
+from skyrl.envs.tools import Tool, ToolEnv, ToolFailed
+def schema(**fields):
+    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+def adds(a, b):
+    return a + b
+def looks_up(town):
+    return {"Rome": 1}[town]
+def refuses(town):
+    raise ToolFailed(f"there is no {town}")
+WHOLE, TEXT = {"type": "integer", "minimum": 3}, {"type": "string"}
+class Shop(ToolEnv):
+    tools = TOOLS
+    def judge(self, answer):
+        return EnvStep(reward=0.0, done=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("tools", "called", "uncalled", "failure"),
+    [
+        ("schema(a=WHOLE, b=WHOLE), run=adds", ("it",), (), ""),
+        ("schema(town=TEXT), run=refuses", ("it",), (), ""),
+        ("schema(town={**TEXT, 'pattern': '^[A-Z]$'}), run=looks_up", (), ("it",), ""),
+        (
+            "schema(a=WHOLE, b=TEXT), run=adds",
+            ("it",),
+            (),
+            """called with {"a": 3, "b": "text"}, raised TypeError: unsupported operand type(s) for +: """
+            "'int' and 'str' ({code}:7, in adds)",
+        ),
+        ("schema(town=TEXT), run=looks_up", ("it",), (), "raised KeyError: 'text' ({code}:9, in looks_up)"),
+        (
+            "schema(a=WHOLE), run=lambda a: __import__('threading').Event().wait(), seconds=0.01",
+            ("it",),
+            (),
+            "returned nothing within 0.01 s",
+        ),
+    ],
+)
+def test_doctor_calls_tools_if_it_is_asked_to(
+    nano: Path, tmp_path: Path, tools: str, called: tuple[str, ...], uncalled: tuple[str, ...], failure: str
+) -> None:
+    code, jinja = tmp_path / "shop.py", tmp_path / "mine.jinja"
+    jinja.write_text(SHOWS_TOOLS, encoding="utf-8")
+    code.write_text(
+        TOOLS.replace("TOOLS", f"(Tool(name='it', description='x', parameters={tools}),)"), encoding="utf-8"
+    )
+    changes = {
+        "generator.chat_template.source": "file",
+        "generator.chat_template.name_or_path": str(jinja),
+        "environment.env_class": f"{code}:Shop",
+    }
+    run = compose([], overrides(nano, tmp_path) | changes).config
+    assert [*tried_tasks(run)] == [TriedTask(name=f"{code}:Shop", uncalled=("it",))]
+    tasks = tried_tasks(run, call_tools=True)
+    assert next(tasks) == TriedTask(name=f"{code}:Shop", called=called, uncalled=uncalled)
+    problems = []
+    try:
+        assert next(tasks, None) is None
+    except ConfigError as error:
+        problems = [problem.message for problem in error.problems]
+    assert [failure.replace("{code}", str(code)) in message for message in problems] == [True] * bool(failure)
 
 
 PLAYS = """
@@ -543,6 +610,47 @@ def test_a_problem_that_two_checks_find_is_told_once(path: str, nano: Path, tmp_
     (tmp_path / "own.py").write_text("class LeakyClip:\n    pass\n", encoding="utf-8")
     (problem,) = problems(nano, tmp_path, {path: f"{tmp_path}/own.py:LeekyClip"})
     assert (problem.path, problem.message) == (path, f"{tmp_path}/own.py has no 'LeekyClip'; did you mean LeakyClip?")
+
+
+BLANK: dict[str, tuple[dict[str, object], dict[str, object], list[str]]] = {
+    "pairs": ({"kind": "preference"}, {"prompt": "q", "chosen": "", "rejected": "n"}, ["answers"]),
+    "scored pairs": ({"kind": "reward_model"}, {"prompt": " ", "chosen": "y", "rejected": ""}, ["prompts", "answers"]),
+    "labelled": (
+        {"kind": "preference", "loss_type": ("kto",)},
+        {"prompt": "", "completion": "", "label": True},
+        ["prompts", "answers"],
+    ),
+    "chats": ({"kind": "sft"}, {"instruction": "", "output": ""}, ["prompts", "answers"]),
+    "texts": ({"kind": "sft"}, {"prompt": "q", "completion": ""}, ["answers"]),
+    "asked": ({"kind": "sft"}, {"prompt": "q", "completion": "x"}, []),
+}
+
+
+@pytest.mark.parametrize("form", BLANK)
+def test_empty_prompts_and_answers_of_rows_are_a_warning(form: str, nano: Path, tmp_path: Path) -> None:
+    settings, row, parts = BLANK[form]
+    source = supervised_run.write(tmp_path / "rows.jsonl", [row] * 8)
+    changes = {**settings, "model.path": str(nano / "model"), "train_datasets": (source,)}
+    run: Any = compose([], changes).config
+    found = list(supervised_rows_can_be_used(all_rows=True)(run))
+    assert [(item.path, item.severity, item.message.partition(":")[0]) for item in found] == [
+        ("train_datasets", "warning", f"8 {part} in the rows of {source} are empty") for part in parts
+    ]
+
+
+def test_empty_prompts_are_a_warning_of_doctor_and_a_notice_of_the_run(
+    nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"prompt": [{"role": "user", "content": ""}], "reward_spec": {"ground_truth": "1"}}
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f"{json.dumps(row)}\n" * 8)
+    (problem,) = problems(nano, tmp_path, {"data.train_data": [str(file)]})
+    assert (problem.severity, problem.message) == (
+        "warning",
+        f"8 prompts in the rows of {file} are empty: nothing is asked",
+    )
+    train(nano, tmp_path, data__train_data=[str(file)], trainer__max_training_steps=1)
+    assert "8 prompts in training rows are empty: nothing is asked" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["preference", "reward_model"])

@@ -327,6 +327,10 @@ def test_empty_answers_are_reported(nano: Path, tmp_path: Path, capsys: pytest.C
     source = write(tmp_path / "rows.jsonl", rows)
     train(nano, tmp_path, "preference", num_epochs=0, train_datasets=(source,))
     assert "8 answers in training rows are empty: they teach to end at once" in capsys.readouterr().err
+    unasked = write(tmp_path / "unasked.jsonl", [{**row, "prompt": "", "chosen": "y"} for row in rows])
+    train(nano, tmp_path / "unasked", "preference", num_epochs=0, train_datasets=(unasked,))
+    stderr = capsys.readouterr().err
+    assert "8 prompts in training rows are empty: nothing is asked" in stderr and "teach to end" not in stderr
 
 
 def test_rows_that_are_left_out_are_reported_before_anything_is_learned(

@@ -64,6 +64,7 @@ def test_every_setting_becomes_the_option_that_sglang_has_for_it() -> None:
         "mem-fraction-static": [str(CONFIG.gpu_memory_utilization)],
         "chunked-prefill-size": [str(CONFIG.max_num_batched_tokens)],
         "enable-metrics": [],
+        "log-level-http": ["warning"],
     }
     changed = evolve(
         CONFIG,

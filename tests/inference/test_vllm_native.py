@@ -8,11 +8,11 @@ from datetime import timedelta
 
 import pytest
 import torch
-from torch._C._distributed_c10d import HashStore, Store, TCPStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.storage import TypedStorage
 
 from skyrl.errors import WeightSyncError
-from skyrl.weight_receiver.transfer_group import END, RequestSender, TransferGroup, received_requests
+from skyrl.weight_receiver.transfer_group import END, Members, RequestSender, TransferGroup, received_requests
 from skyrl.weight_receiver.vllm_native import handle, plain_handle, refuse_changed, with_handles
 
 HANDLE = (
@@ -38,12 +38,12 @@ def test_a_sender_chooses_no_classes() -> None:
 
 
 def test_requests_come_in_order_and_are_done_when_the_next_is_asked_for() -> None:
-    store: Store = HashStore()
-    sender = RequestSender(store, receivers=(1, 2), timeout=20)
+    members = Members(HashStore())
+    sender = RequestSender(members, receivers=(1, 2), timeout=20)
     calls: list[str] = []
 
     def worker(rank: int) -> None:
-        for kind, content in received_requests(store, rank=rank, timeout=20):
+        for kind, content in received_requests(members, rank=rank, timeout=20):
             calls.append(f"{rank} {kind} {content}")
 
     with ThreadPoolExecutor(2) as threads:
@@ -58,7 +58,7 @@ def test_requests_come_in_order_and_are_done_when_the_next_is_asked_for() -> Non
 
 def test_a_worker_that_does_not_do_it_is_named() -> None:
     with pytest.raises(WeightSyncError, match=r"members \[3\] have not completed the learner's request: update"):
-        RequestSender(HashStore(), receivers=(3,), timeout=0.05).send("update", {})
+        RequestSender(Members(HashStore()), receivers=(3,), timeout=0.05).send("update", {})
 
 
 def test_a_meeting_that_is_called_off_ends_the_waiting() -> None:
@@ -66,7 +66,7 @@ def test_a_meeting_that_is_called_off_ends_the_waiting() -> None:
     group = TransferGroup(host="127.0.0.1", port=store.port, name="one", rank=0, size=2, timeout=20)
     group.abort("engine 1 is dead")
     with pytest.raises(WeightSyncError, match="not sent: engine 1 is dead"):
-        next(received_requests(group.store(), rank=1, timeout=20))
+        next(received_requests(Members(group.store()), rank=1, timeout=20))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import ray
 
 from skyrl.errors import ProcessError
 from skyrl.processes.handles import Deadlines
+from skyrl.processes.logs import BOUNDS_OF_RAY
 from skyrl.processes.orphans import RUN, sweep, tagged
 from skyrl.processes.ray.cluster import attach
 from skyrl.processes.ray.processes import RayProcesses
@@ -79,6 +80,12 @@ def test_no_service_of_ray_runs_that_nobody_uses(folder: Path) -> None:
     assert any("raylet" in command for command in commands)
     services = ("dashboard.py", "log_monitor.py", "monitor.py")
     assert [command for command in commands if any(service in command for service in services)] == []
+
+
+def test_every_log_of_ray_is_bounded(folder: Path) -> None:
+    processes = [psutil.Process(pid) for pid in tagged(RUN, folder.name, folder)]
+    environments = [process.environ() for process in processes if "raylet" in process.name()]
+    assert [{name: environment[name] for name in BOUNDS_OF_RAY} for environment in environments] == [BOUNDS_OF_RAY]
 
 
 def _listening(pid: int) -> set[str]:

@@ -37,7 +37,7 @@ from tests.weight_sync.held import HeldModel, Weights
 
 CANARY = Canary(prompts=tuple(prompts(40, 7)), temperature=1.0, bound=1e-4)
 R = TypeVar("R")
-IS_READABLE = MemoryOffer.is_readable
+FOUND = MemoryOffer.found
 TRANSPORTS = ("shared", "broadcast", "gloo", "folder", "delta")
 
 
@@ -50,9 +50,7 @@ def store() -> TCPStore:
 def transport(
     request: pytest.FixtureRequest, store: TCPStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> WeightTransport:
-    monkeypatch.setattr(
-        MemoryOffer, "is_readable", lambda text: False if request.param == "gloo" else IS_READABLE(text)
-    )
+    monkeypatch.setattr(MemoryOffer, "found", lambda text: None if request.param == "gloo" else FOUND(text))
     match request.param:
         case "broadcast" | "gloo":
             return BroadcastTransport(TransferRendezvous("127.0.0.1", store.port, timeout=20), dtype="float32")
@@ -307,8 +305,8 @@ def test_a_connection_that_was_cut_is_made_again() -> None:
         pass
     del meeting_store
     meeting_store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
-    with group.rendezvous() as store:
-        store.set("key", "value")
+    with group.rendezvous() as members:
+        members.store.set("key", "value")
     assert meeting_store.num_keys() > 0
 
 

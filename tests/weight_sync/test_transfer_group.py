@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from threading import Event
+from threading import Event, current_thread
 
 import pytest
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 from skyrl.errors import WeightSyncError
-from skyrl.weight_receiver.transfer_group import Channel, GlooChannel, MemoryChannel, MemoryOffer, TransferGroup
+from skyrl.weight_receiver.transfer_group import (
+    Channel,
+    GlooChannel,
+    Members,
+    MemoryChannel,
+    MemoryOffer,
+    RequestSender,
+    TransferGroup,
+    received_requests,
+)
 
 MESSAGES = (
     [torch.arange(5, dtype=torch.uint8), torch.tensor([7], dtype=torch.uint8)],
@@ -64,9 +76,9 @@ def test_processes_of_one_machine_share_memory() -> None:
 
 
 def test_all_members_use_gloo_if_one_cannot_map_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver, answers = store(), iter((True, False))
-    monkeypatch.setattr(MemoryOffer, "is_readable", lambda text: next(answers))
-    with ThreadPoolExecutor(2) as threads:
+    driver, found = store(), MemoryOffer.found
+    monkeypatch.setattr(MemoryOffer, "found", lambda text: None if current_thread().name == "member_1" else found(text))
+    with ThreadPoolExecutor(2, "member") as threads:
         receivers = [threads.submit(received, group(driver.port, rank, 3)) for rank in (1, 2)]
         assert sent(group(driver.port, 0, 3)) is GlooChannel
         for kind, messages in (receiver.result(240) for receiver in receivers):
@@ -75,19 +87,20 @@ def test_all_members_use_gloo_if_one_cannot_map_memory(monkeypatch: pytest.Monke
 
 
 def test_only_the_number_in_memory_proves_that_it_is_shared() -> None:
-    with MemoryOffer() as offer:
-        process, file, number = offer.text.split()
-        assert MemoryOffer.is_readable(offer.text)
-        assert not MemoryOffer.is_readable(f"{process} {file} {number[::-1]}")
-        assert not MemoryOffer.is_readable(f"{process} 999999 {number}")
-    assert not MemoryOffer.is_readable(offer.text)
-    assert not MemoryOffer.is_readable("")
+    offer = MemoryOffer()
+    process, file, number = offer.text.split()
+    assert MemoryOffer.found(offer.text)
+    assert not MemoryOffer.found(f"{process} {file} {number[::-1]}")
+    assert not MemoryOffer.found(f"{process} 999999 {number}")
+    offer.close()
+    assert not MemoryOffer.found(offer.text)
+    assert not MemoryOffer.found("")
 
 
 def test_a_pipe_at_the_offered_place_is_not_waited_for() -> None:
     reading, writing = os.pipe()
     os.close(writing)  # opening the other end would wait for a writer
-    assert not MemoryOffer.is_readable(f"{os.getpid()} {reading} {'00' * 16}")
+    assert not MemoryOffer.found(f"{os.getpid()} {reading} {'00' * 16}")
     os.close(reading)
 
 
@@ -146,3 +159,71 @@ def test_a_receiver_that_fails_ends_the_waiting_of_the_sender() -> None:
         with pytest.raises(WeightSyncError, match="no room"):
             receiver.result(240)
     assert memory_files() <= before
+
+
+def killed_after(member: TransferGroup, messages: int) -> None:
+    """Joins, receives so many messages, or sends them as rank 0, and is killed."""
+    with member.join() as channel:
+        for number in range(messages):
+            channel.receive_bytes() if member.rank else channel.send_bytes(*MESSAGES[number])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_in_a_request(member: TransferGroup) -> None:
+    with member.rendezvous() as members:
+        for _ in received_requests(members, rank=member.rank, timeout=member.timeout):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def process(function: Callable[..., None], *arguments: object) -> Iterator[None]:
+    """Another process, which is killed in the block."""
+    started = multiprocessing.get_context("spawn").Process(target=function, args=arguments)
+    started.start()
+    yield
+    started.join(240)
+    assert started.exitcode == -signal.SIGKILL
+
+
+def test_a_killed_receiver_ends_the_waiting_of_all() -> None:
+    driver = store()
+    with process(killed_after, group(driver.port, 1, 3, 1e6), 1), ThreadPoolExecutor(1) as threads:
+        other = threads.submit(received, group(driver.port, 2, 3, 1e6))
+        with pytest.raises(
+            WeightSyncError, match=r"members \[1\] have left the weight transfer: their processes ended"
+        ):
+            sent(group(driver.port, 0, 3, 1e6))
+        with pytest.raises(WeightSyncError, match=r"not sent: members \[1\] have left the weight transfer"):
+            other.result(240)
+
+
+def test_a_killed_sender_ends_the_waiting_of_all() -> None:
+    driver = store()
+    with (
+        process(killed_after, group(driver.port, 0, 2, 1e6), 1),
+        pytest.raises(WeightSyncError, match=r"members \[0\] have left the weight transfer"),
+    ):
+        received(group(driver.port, 1, 2, 1e6))
+
+
+def test_a_member_killed_in_a_request_ends_the_waiting_of_the_learner() -> None:
+    driver = store()
+    with (
+        process(killed_in_a_request, group(driver.port, 1, 2, 1e6)),
+        pytest.raises(WeightSyncError, match=r"members \[1\] have left the weight transfer"),
+        group(driver.port, 0, 2, 1e6).rendezvous() as members,
+    ):
+        RequestSender(members, receivers=(1,), timeout=1e6).send("update", {})
+
+
+def test_a_member_that_leaves_once_it_has_done_its_part_is_not_missed() -> None:
+    offers = {rank: MemoryOffer() for rank in (1, 2)}
+    files = {rank: file for rank, offer in offers.items() if (file := MemoryOffer.found(offer.text))}
+    members = Members(HashStore(), files)
+    members.store.set("by 1", "")
+    offers[1].close()
+    with pytest.raises(WeightSyncError, match=r"^after 0.05 s, absent: \[2\]$"):
+        members.wait_for({"by 1": 1, "by 2": 2}, 0.05, lambda ranks: f"absent: {ranks}")
+    offers[2].close()
+    with pytest.raises(WeightSyncError, match=r"^members \[2\] have left"):
+        members.wait_for({"by 1": 1, "by 2": 2}, 1e6, str)

@@ -43,21 +43,28 @@ _LINKS_SHOWN = 64
     show_default=True,
     help="With --cluster: seconds to wait for a machine.",
 )
+@click.option(
+    "--call-tools",
+    is_flag=True,
+    help="Call each tool of a ToolEnv once, with arguments made up from its schema: its effects are real.",
+)
 @json_option
-def doctor(arguments: tuple[str, ...], strict: bool, cluster: bool, timeout: float, as_json: bool) -> None:
+def doctor(
+    arguments: tuple[str, ...], strict: bool, cluster: bool, timeout: float, call_tools: bool, as_json: bool
+) -> None:
     """Check in seconds whether a run would start here.
 
     Packages, GPUs, keys, models, folders, disks and locks are checked, as the configuration needs them.
     Every row of each file is read; the first one is rendered by the chat template and scored: a reward function, or
-    an environment class of yours, judges an empty answer and the ground truth. Its tools are not called, because they
-    may have effects. Nothing is started or written. With
+    an environment class of yours, judges an empty answer and the ground truth. Its tools are called with --call-tools
+    alone, because they may have effects. Nothing is started or written. With
     --cluster, every machine of a running Ray cluster is checked, too: versions, shared folders, clocks, memory, GPUs,
     and the network between each two. Exit code 1: something on the cluster has to be fixed.
     """
     from skyrl.config.derive.run_kind import RunKind
 
     run = compose_arguments(arguments, strict=strict, also=RunKind.doctor_checks).config
-    facts = dict(machine_facts(run))
+    facts = dict(machine_facts(run, call_tools=call_tools))
     if not as_json:
         click.echo("The configuration is valid, and this machine has what it names:")
         for topic, text in facts.items():
@@ -73,8 +80,11 @@ def doctor(arguments: tuple[str, ...], strict: bool, cluster: bool, timeout: flo
     sys.exit(1 if findings else 0)
 
 
-def machine_facts(run: RunConfig) -> Iterator[tuple[str, str]]:
-    """Topic and text of each fact on how the run would run here. `run` has passed all checks."""
+def machine_facts(run: RunConfig, *, call_tools: bool = False) -> Iterator[tuple[str, str]]:
+    """Topic and text of each fact on how the run would run here. `run` has passed all checks.
+
+    With `call_tools`, tools of environments are called; raises `ConfigError` for those that fail.
+    """
     from skyrl.config.loading.kinds import kind_of
     from skyrl.planning.layout import counted
     from skyrl.tree import get_at
@@ -94,18 +104,21 @@ def machine_facts(run: RunConfig) -> Iterator[tuple[str, str]]:
     if slower := _slower_than_the_preset(run):
         yield "speed", f'extends = "preset:cuda" has faster settings for: {", ".join(slower)}'
     yield "data", f"{counted(sources, 'source')} to train on, {held_out} to evaluate on, whose files were read"
-    if tasks := list(_tasks(run)):
+    if tasks := list(_tasks(run, call_tools=call_tools)):
         yield "task", "; ".join(tasks)
     yield "folder", f"{trainer.run_path}, free and writable"
 
 
-def _tasks(run: RunConfig) -> Iterator[str]:
-    """Tasks that judged a row, and tools of theirs that were not called."""
+def _tasks(run: RunConfig, *, call_tools: bool) -> Iterator[str]:
+    """Tasks that judged a row, with tools of theirs that were called and others. Raises `ConfigError`."""
     from skyrl.config.loading.kinds import samples_rollouts
     from skyrl.experiments.first_rows import tried_tasks
 
-    for name, tools in tried_tasks(run) if samples_rollouts(run) else ():
-        yield f"{name} judged a first row" + (f", its tools were not called: {', '.join(tools)}" if tools else "")
+    why = "no ToolEnv has them, or no arguments that fit were found" if call_tools else "--call-tools calls each once"
+    for task in tried_tasks(run, call_tools=call_tools) if samples_rollouts(run) else ():
+        called = f", its tools were called: {', '.join(task.called)}" if task.called else ""
+        uncalled = f", its tools were not called: {', '.join(task.uncalled)} ({why})" if task.uncalled else ""
+        yield f"{task.name} judged a first row{called}{uncalled}"
 
 
 def _rows(run: RunConfig) -> Iterator[tuple[str, str]]:

@@ -61,11 +61,22 @@ class JudgeService:
     patience: float = PATIENCE
     """Time for which a judge that is away is waited for, in seconds."""
 
+    setting: str = "environment.skyrl_gym.llm_as_a_judge.base_url"
+    """Path of the setting with the address, for messages."""
+
     def ask(self, messages: Sequence[dict[str, str]]) -> JudgeReply:
         """One reply. Raises `ServiceError` and `ServiceGone`."""
         body: dict[str, object] = {"model": self.model, "messages": [*messages]}
         url = f"{(self.base_url or OPENAI).rstrip('/')}/chat/completions"
-        answer = post(url, body, _single_choice, seconds=SECONDS, patience=self.patience, token=self.api_key)
+        answer = post(
+            url,
+            body,
+            _single_choice,
+            setting=self.setting,
+            seconds=SECONDS,
+            patience=self.patience,
+            token=self.api_key,
+        )
         message = answer.value.message
         refused = bool(message.refusal) or answer.value.finish_reason == "content_filter"
         return JudgeReply(text=message.content or "", refused=refused, retries=answer.retries)

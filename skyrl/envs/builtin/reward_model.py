@@ -58,8 +58,15 @@ class RewardModelEnv(Env):
     def step(self, action: str) -> EnvStep:
         chat = [*map(dict, self._chat), {"role": "assistant", "content": action}]
         if url := self._settings.url:
-            body, seconds = {"chats": [chat]}, self._settings.timeout
-            answer = post(url, body, _single_score, seconds=seconds, patience=self._patience, token=self._token)
+            answer = post(
+                url,
+                {"chats": [chat]},
+                _single_score,
+                setting="environment.skyrl_gym.reward_model.url",
+                seconds=self._settings.timeout,
+                patience=self._patience,
+                token=self._token,
+            )
             self._retries += answer.retries
             score = answer.value
         else:

@@ -48,7 +48,15 @@ class RemoteSandbox:
         limits = limits or ResourceLimits()
         body = {"program": program, "stdin": base64.b64encode(stdin).decode(), "limits": attrs.asdict(limits)}
         seconds = limits.seconds + WAITING_SECONDS
-        return post(self._url, body, _ran, seconds=seconds, patience=self._patience, token=self._token).value
+        return post(
+            self._url,
+            body,
+            _ran,
+            setting="environment.skyrl_gym.code_url",
+            seconds=seconds,
+            patience=self._patience,
+            token=self._token,
+        ).value
 
 
 def _ran(answer: object) -> Ran:

@@ -142,6 +142,7 @@ def launch_command(
         "disable_cuda_graph": config.enforce_eager,
         "enable_deterministic_inference": bool(config.deterministic),
         "enable_metrics": True,
+        "log_level_http": "warning",  # no line for each request, of which a long run has millions
         "json_model_override_args": dict(overrides) or None,
     }
     if lora_rank:

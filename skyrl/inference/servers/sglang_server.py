@@ -181,8 +181,8 @@ class SGLangServer(ServerApi):
                     f"the inference server {self.url} answers {path}: {display_value(answer.message)}"
                 )
 
-        with meeting.rendezvous() as store:
-            for kind, content in received_requests(store, rank=meeting.rank, timeout=meeting.timeout):
+        with meeting.rendezvous() as members:
+            for kind, content in received_requests(members, rank=meeting.rank, timeout=meeting.timeout):
                 match kind:
                     case "init":
                         offset = 1 + (meeting.rank - 1) * incoming.workers

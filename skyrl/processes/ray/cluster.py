@@ -32,6 +32,7 @@ from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAY
 
 from skyrl.errors import ProcessError
 from skyrl.processes.addresses import why_unreachable
+from skyrl.processes.logs import BOUNDS_OF_RAY
 from skyrl.processes.orphans import RUN, kill_tagged, make_private_folder, private_root, start_reaper, sweep
 
 Device = Literal["cuda", "cpu"]
@@ -194,6 +195,7 @@ def _init_private(folder: Path, resources: Mapping[str, Any], object_store_bytes
     variables = {
         **_QUIET,
         **_WITHOUT_REPORTS,
+        **{name: os.environ.get(name, bound) for name, bound in BOUNDS_OF_RAY.items()},
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's own switch for a cluster of one machine, on loopback

@@ -134,7 +134,7 @@ class Host:
         """Call the method of this name on the object."""
         if step != self._log.step:
             self._collections.between_steps()
-        self._log.step = step
+            self._log.begin_step(step)
         try:
             result = apply(self._object, resolve_name(name), args, kwargs)
             return CallResult(await result if inspect.isawaitable(result) else result)

@@ -8,7 +8,14 @@ from pathlib import Path
 
 OPTIONS = (
     *("model-path", "host", "port", "device", "dtype", "random-seed", "context-length", "tp-size"),
-    *("max-running-requests", "mem-fraction-static", "chunked-prefill-size", "max-lora-rank", "schedule-policy"),
+    *(
+        "log-level-http",
+        "max-running-requests",
+        "mem-fraction-static",
+        "chunked-prefill-size",
+        "max-lora-rank",
+        "schedule-policy",
+    ),
 )
 SWITCHES = (
     "disable-radix-cache",
