@@ -44,8 +44,8 @@ def refused(name: str, **settings: Any) -> Problem:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (SKYRL + "batch.rewards.sum(1)", "gives a tensor (5,) for rewards of shape (5, 8)"),
-        (SKYRL + "None", "gives None for rewards of shape (5, 8)"),
+        (SKYRL + "batch.rewards.sum(1)", "gives a tensor (1920,) for rewards of shape (1920, 8)"),
+        (SKYRL + "None", "gives None for rewards of shape (1920, 8)"),
         (SKYRL + "batch.rewardz", "fails with a small batch: AttributeError"),
         (SKYRL + "batch.rewards.log()", "gives the advantage nan for"),
         (SKYRL + "batch.rewards / 0", "gives the advantage"),
@@ -64,6 +64,13 @@ def test_equal_rewards_are_not_tried_where_no_token_of_them_is_trained_on(
 ) -> None:
     name = estimator_in(tmp_path, SKYRL + BY_DEVIATION)
     assert callable(advantage_estimator(AlgorithmConfig(advantage_estimator=name, **settings)))
+
+
+@pytest.mark.parametrize("size", [2, 5, 8, 12, 64])
+def test_rows_may_be_folded_by_the_number_of_answers_to_a_prompt(size: int, tmp_path: Path) -> None:
+    folded = f"batch.rewards.view(-1, {size}, batch.rewards.shape[1])"
+    name = estimator_in(tmp_path, SKYRL + f"({folded} - {folded}.mean(1, keepdim=True)).view_as(batch.rewards)")
+    assert callable(advantage_estimator(AlgorithmConfig(advantage_estimator=name)))
 
 
 class Counting:
