@@ -27,9 +27,6 @@ def missing_model(field: str, model: ModelConfig, tokenizer: str | None = None) 
     or in a local copy.
     """
     path = model.path
-    if path == "":
-        yield Problem(path=field, message="is empty", hint="name a folder or a model on the hub, or leave it out")
-        return
     try:
         reason = model_failure(path, weights=not model.init_from_scratch) if path else None
     except (OSError, RuntimeError, ValueError) as error:

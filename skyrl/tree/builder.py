@@ -253,7 +253,7 @@ class TreeBuilder(Generic[T]):
             path, location = dotted(assignment.path), assignment.origin.location
             problem = Problem(path=path, message=TOO_MANY_VALUES, location=location)
             raise ConfigError([problem], title="This configuration cannot be used")
-        if assignment.is_empty_file:
+        if is_empty_file(assignment):
             path, file = dotted(assignment.path), assignment.origin.where
             message, hint = f"{file} is empty and sets nothing", "write settings into it, or leave it out"
             self.problems.append(Problem(path=path, message=message, hint=hint, severity="warning"))
@@ -528,6 +528,11 @@ class TreeBuilder(Generic[T]):
         self.broken.update(prefix + item for item in inner.broken)
         self._history.take_over(inner.origins, path)
         return instance
+
+
+def is_empty_file(assignment: Assignment) -> bool:
+    """Whether this is the whole content of a file that has no entry, such as one of comments alone."""
+    return assignment.origin.kind == "file" and not assignment.origin.path and assignment.value == {}
 
 
 def structure(value: object, cls: type[T]) -> T:

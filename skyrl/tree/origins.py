@@ -127,11 +127,6 @@ class Assignment:
     operation: Literal["set", "append", "forget"] = "set"
     """append: add to the existing list; forget: discard what earlier layers wrote and return to the default."""
 
-    @property
-    def is_empty_file(self) -> bool:
-        """Whether this is the whole content of a file that has no entry, such as one of comments alone."""
-        return self.origin.kind == "file" and not self.origin.path and self.value == {}
-
     def inside(self, name: str, value: object) -> Assignment:
         """The part of the assignment for the key `name` of its table."""
         return Assignment(path=(*self.path, name), value=value, origin=self.origin.at(name), operation=self.operation)

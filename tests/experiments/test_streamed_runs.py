@@ -133,5 +133,5 @@ def test_streamed_data_is_shown_and_split_as_loaded_data_is(nano: Path, tmp_path
 
 def test_a_stream_without_an_end_is_refused(nano: Path, tmp_path: Path) -> None:
     values = overrides(nano, tmp_path, **{**streamed(nano, tmp_path), "trainer__max_training_steps": None})
-    with pytest.raises(ConfigError, match="streamed prompts are not counted"):
+    with pytest.raises(ConfigError, match="the number of streamed prompts is not known in advance"):
         compose([], values)

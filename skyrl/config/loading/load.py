@@ -31,7 +31,7 @@ from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import get_at
 from skyrl.tree.arguments import read_argument, read_python
-from skyrl.tree.builder import ReadContext, TreeBuilder
+from skyrl.tree.builder import ReadContext, TreeBuilder, is_empty_file
 from skyrl.tree.classes import fields_of
 from skyrl.tree.files import EXTENDS, STORED_FILES, is_stored_form, read_file, stored_file
 from skyrl.tree.names import nearest
@@ -214,7 +214,7 @@ class _Layer:
     @property
     def is_empty(self) -> bool:
         """Whether it is a file without an entry."""
-        return bool(self.assignments) and all(assignment.is_empty_file for assignment in self.assignments)
+        return bool(self.assignments) and all(map(is_empty_file, self.assignments))
 
 
 def _file_layer(name: str, place: str = "") -> _Layer:
