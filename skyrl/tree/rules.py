@@ -42,10 +42,6 @@ class Rule(Generic[T]):
     """Optional table that contains the path, if any. The rule applies if that table is absent or was written leaf by
     leaf; a table given as a whole instance is left unchanged."""
 
-    given: str
-    """Path that the rule requires, if any: it must be written or, in a tree without origins, differ from what another
-    rule would derive for it."""
-
     asks_machine: bool
     """Whether the value also depends on the machine, so that a stored tree keeps it."""
 
@@ -78,7 +74,6 @@ class Rule(Generic[T]):
             writes=f"{table}.{self.writes}",
             reads=tuple(f"{table}.{path}" for path in self.reads),
             table=f"{table}.{self.table}" if self.table else "",
-            given=f"{table}.{self.given}" if self.given else "",
             compute=_applied_to_table(table, self.compute),
         )
 
@@ -176,7 +171,6 @@ def rule(
     unset: object = None,
     placeholder: bool = True,
     table: str = "",
-    given: str = "",
     asks_machine: bool = False,
 ) -> Callable[[Callable[[T], Any]], Rule[T]]:
     """Turn a function from tree to value into a rule. Returning the `unset` value leaves the path unchanged."""
@@ -189,7 +183,6 @@ def rule(
             placeholder=placeholder,
             compute=compute,
             table=table,
-            given=given,
             asks_machine=asks_machine,
         )
 
@@ -219,10 +212,6 @@ def derive(
     for step in rules:
         if step.table in complete_tables or not step.applies(config, written):
             continue
-        if step.given:  # written, and not in a way that asks for derivation
-            is_written_there = step.given in written and grown.get(step.given, (DEFAULT,))[-1].kind != "rule"
-            if not (is_written_there if origins else _stands_out(config, step.given, rules)):
-                continue
         if touches([*step.reads, step.writes], out_of_use):
             out_of_use.add(step.writes)
             continue
@@ -233,19 +222,6 @@ def derive(
         origin = Origin(kind="rule", where=step.name, reads=step.reads, value=value)
         grown[step.writes] = (*grown.get(step.writes, (DEFAULT,)), origin)
     return config, grown, frozenset(out_of_use)
-
-
-def _stands_out(config: T, path: str, rules: Iterable[Rule[T]]) -> bool:
-    """Does the path have a value that was written, or that no rule would derive?"""
-    value = get_at(config, path)
-    return is_written(config, path) or all(
-        not step.leaves_unset(value) and value != step.compute(config) for step in rules if step.writes == path
-    )
-
-
-def taken_as_written(rules: Iterable[Rule[Any]], derived: Collection[str]) -> Origins:
-    """Origins for a stored tree: paths that a rule requires (`given`) count as written unless they were derived."""
-    return {step.given: (Origin(kind="file"),) for step in rules if step.given and step.given not in derived}
 
 
 def _given_whole(config: object, tables: Iterable[str], origins: Origins) -> set[str]:
@@ -291,12 +267,12 @@ def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
         bare = config
         for path, step in candidates.items():
             bare = evolve_at(bare, path, step.unset)
-        rederived = derive(bare, rules, taken_as_written(rules, candidates), leaf_by_leaf=True)[0]
+        rederived = derive(bare, rules, {}, leaf_by_leaf=True)[0]
         other = [step for path, step in candidates.items() if not _alike(get_at(rederived, path), get_at(config, path))]
         written = {step.writes for step in other}
         # Those that read nothing that another of them writes; the others may differ only as a consequence.
         roots = [step for step in other if not written & {*step.reads}] or other
-        by_hand = {step.given if step.given in candidates else step.writes for step in roots}
+        by_hand = {step.writes for step in roots}
         if not by_hand:
             tables = tuple(_derived_tables(config, rules, candidates))
             return (*tables, *(path for path, step in candidates.items() if step.table not in tables))

@@ -341,7 +341,7 @@ def test_sampling_of_evaluation_is_handed_on_as_it_was_given(params: Any, tmp_pa
 def test_a_run_path_of_null_is_one_that_is_left_out() -> None:
     run = resolve(load([], {"trainer.run_path": None}))
     assert run == resolve(load([], {})) == resolve(run)
-    assert run.trainer.ckpt_path == "~/ckpts/"
+    assert run.trainer.ckpt_path == "runs/test_run/checkpoints"
 
 
 class Warmed(OptimizerConfig):

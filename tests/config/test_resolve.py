@@ -145,7 +145,7 @@ EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
     ({"trainer.run_name": "mine"}, "trainer.log_path", "runs/mine/logs"),
     ({"trainer.run_path": "/here"}, "trainer.log_path", "/here/logs"),
     ({"trainer.run_path": "/here/"}, "trainer.ckpt_path", "/here/checkpoints"),
-    ({"trainer.run_name": "mine"}, "trainer.ckpt_path", "~/ckpts/"),
+    ({"trainer.run_name": "mine"}, "trainer.ckpt_path", "runs/mine/checkpoints"),
     ({"trainer.run_path": "/here"}, "trainer.export_path", "/here/exports"),
     ({}, "trainer.logger", "console"),
     ({"trainer.policy.model.path": "my/model"}, "trainer.ref.model.path", "my/model"),
@@ -409,7 +409,9 @@ def test_the_defaults_of_the_seeds_hold_after_derivation_where_they_run(referenc
     ours = {path: thaw(get_at(resolved, path)) for path in facts}
     others = {path: ours[path] for path in facts if json.dumps(ours[path]) != json.dumps(facts[path])}
     assert others == {
-        "trainer.log_path": "runs/test_run/logs",  # each run's logs lie with what else it leaves
+        "trainer.ckpt_path": "runs/test_run/checkpoints",  # what a run leaves lies in a folder of its own
+        "trainer.export_path": "runs/test_run/exports",
+        "trainer.log_path": "runs/test_run/logs",
         "generator.inference_engine.async_engine": False,  # it takes turns with the learner on one GPU
         "trainer.logger": "console",  # where W&B cannot be had
         "trainer.algorithm.cispo.cispo_eps_clip_low": 1.0,  # corrected by SkyRL itself

@@ -156,23 +156,9 @@ def test_a_tree_that_is_watched_is_of_the_class_that_it_stands_for() -> None:
     assert problem.message == "Run True"
 
 
-@rule(writes="steps", reads=())
-def there_is_one_step(run: Run) -> int:
-    return 1
-
-
-@rule(writes="judge.path", reads=("steps",), table="judge", given="steps")
+@rule(writes="judge.path", reads=("steps",), table="judge")
 def the_judge_is_named_after_the_steps(run: Run) -> str:
     return f"after {run.steps}"
-
-
-@pytest.mark.parametrize(("steps", "path"), [(None, None), (1, None), (2, "after 2")])
-def test_in_a_bare_tree_a_value_that_a_rule_would_give_is_not_given_by_hand(
-    steps: int | None, path: str | None
-) -> None:
-    rules = (there_is_one_step, the_judge_is_named_after_the_steps)
-    run, _, _ = derive(Run(steps=steps, judge=Model()), rules, {}, leaf_by_leaf=True)
-    assert run.judge == Model(path=path)
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,18 @@ def log_path_follows_run_path(run: RunBasics) -> str:
     return f"{folder_of(run)}/logs"
 
 
+@rule(writes="ckpt_path", reads=("run_path", "run_name"))
+def checkpoint_path_follows_run_path(run: RunBasics) -> str:
+    """Beside the metrics."""
+    return f"{folder_of(run)}/checkpoints"
+
+
+@rule(writes="export_path", reads=("run_path", "run_name"))
+def export_path_follows_run_path(run: RunBasics) -> str:
+    """Beside the metrics."""
+    return f"{folder_of(run)}/exports"
+
+
 def folder_of(run: RunBasics) -> str:
     """The run's own folder, without a slash at its end."""
     return (run.run_path or f"runs/{run.run_name}").rstrip("/")

@@ -368,34 +368,6 @@ def parity_bound_follows_precision(run: SkyRLTrainConfig) -> float:
 
 
 @rule(
-    writes="trainer.ckpt_path",
-    reads=("trainer.run_path",),
-    unset="~/ckpts/",
-    placeholder=False,
-    given="trainer.run_path",
-)
-def checkpoint_path_follows_run_path(run: SkyRLTrainConfig) -> str:
-    """A written run folder holds the run's checkpoints; the default folder is for runs without one."""
-    return _path_in_run(run, "checkpoints", "~/ckpts/")
-
-
-@rule(
-    writes="trainer.export_path",
-    reads=("trainer.run_path",),
-    unset="~/exports/",
-    placeholder=False,
-    given="trainer.run_path",
-)
-def export_path_follows_run_path(run: SkyRLTrainConfig) -> str:
-    """A written run folder holds the run's exports; the default folder is for runs without one."""
-    return _path_in_run(run, "exports", "~/exports/")
-
-
-def _path_in_run(run: SkyRLTrainConfig, name: str, otherwise: str) -> str:
-    return f"{run.trainer.run_path.rstrip('/')}/{name}" if run.trainer.run_path else otherwise
-
-
-@rule(
     writes="trainer.logger",
     reads=("trainer.trackers.wandb.mode",),
     unset="wandb",
@@ -407,7 +379,11 @@ def unavailable_tracker_becomes_console(run: SkyRLTrainConfig) -> str:
     return "console" if any(lacks_of("wandb", mode=run.trainer.trackers.wandb.mode)) else "wandb"
 
 
-_OLDER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"log_path": {"unset": "/tmp/skyrl-logs", "placeholder": False}}
+_OLDER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "ckpt_path": {"unset": "~/ckpts/", "placeholder": False},
+    "export_path": {"unset": "~/exports/", "placeholder": False},
+    "log_path": {"unset": "/tmp/skyrl-logs", "placeholder": False},
+}
 """Field of every kind of run -> SkyRL's own default for it, which a user may also write explicitly."""
 
 RULES: tuple[Rule[Any], ...] = (

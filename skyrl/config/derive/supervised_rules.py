@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from skyrl.config.derive import rules_in
-from skyrl.config.derive.every_kind import EVERY_KIND_RULES, folder_of
+from skyrl.config.derive.every_kind import EVERY_KIND_RULES
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.settings.supervised_root import SupervisedConfig
 from skyrl.tree.rules import rule
@@ -24,18 +24,6 @@ def one_rank_needs_one_process(run: SupervisedConfig) -> str:
     """One rank runs in one process; several ranks need Ray."""
     single_process = run.placement.num_nodes * run.placement.num_gpus_per_node == 1
     return "in_process" if single_process else "ray"
-
-
-@rule(writes="ckpt_path", reads=("run_path", "run_name"))
-def checkpoint_path_follows_run_path(run: SupervisedConfig) -> str:
-    """Beside the metrics."""
-    return f"{folder_of(run)}/checkpoints"
-
-
-@rule(writes="export_path", reads=("run_path", "run_name"))
-def export_path_follows_run_path(run: SupervisedConfig) -> str:
-    """Beside the metrics."""
-    return f"{folder_of(run)}/exports"
 
 
 SUPERVISED_RULES = (*EVERY_KIND_RULES, *rules_in(__name__))

@@ -22,7 +22,6 @@ from skyrl.tree import evolve_at, fingerprint, get_at
 from skyrl.tree.builder import ReadContext, TreeBuilder
 from skyrl.tree.dump import SCHEMA_VERSION, public_dict, stored_value
 from skyrl.tree.origins import Assignment, Origin, Origins
-from skyrl.tree.rules import taken_as_written
 from skyrl.tree.sparse import sparse
 from skyrl.tree.types import display_value
 
@@ -67,7 +66,7 @@ def as_layer(assignment: Assignment, root: type[RunConfig]) -> Assignment:
     for rule in rules:
         if rule.writes in leave_out:
             bare = evolve_at(bare, rule.writes, rule.unset)
-    rederived, _, _ = resolve_with_origins(bare, taken_as_written(rules, leave_out), leaf_by_leaf=True)
+    rederived, _, _ = resolve_with_origins(bare, {}, leaf_by_leaf=True)
     for rule in rules:  # a written default that a rule would change is written explicitly
         if not rule.placeholder and get_at(rederived, rule.writes) != get_at(run, rule.writes):
             put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))

@@ -133,8 +133,8 @@ class TrainerConfig(RunBasics):
 
     ckpt_path: str = field(default="~/ckpts/", metadata=FREE)
     """Folder of the checkpoints, which hold everything needed to resume, or its address in an object store
-    (`s3://bucket/run`). All machines of a run must see it. If it is left at its default and `run_path` is set, it is
-    `checkpoints` in that folder."""
+    (`s3://bucket/run`). All machines of a run must see it. If it is left at its default, it is `checkpoints` in the
+    run's folder (`run_path`)."""
 
     async_ckpt_save: bool = field(default=True, metadata=FREE)
     """Copy the state and continue training while the copy is written; the next checkpoint and the end of the run wait
@@ -158,8 +158,8 @@ class TrainerConfig(RunBasics):
     """Whether the best value of `ckpt_best_metric` is the largest or the smallest."""
 
     export_path: str = field(default="~/exports/", metadata=FREE)
-    """Folder of exported models and dumps. If it is left at its default and `run_path` is set, it is `exports` in that
-    folder."""
+    """Folder of exported models and dumps. If it is left at its default, it is `exports` in the run's folder
+    (`run_path`)."""
 
     log_path: str = field(default="/tmp/skyrl-logs", metadata=FREE)
     """Folder of the logs of engines and learners on Ray, one file for each process; each node writes those of its own
