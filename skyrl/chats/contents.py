@@ -78,6 +78,12 @@ def blanks_of(chat: Sequence[Message], answers: Collection[int]) -> Blanks:
     return Blanks(int(asks_nothing(chat[: min(answers)])), sum(is_empty(chat[index]) for index in answers))
 
 
+def has_call_list(message: Message) -> bool:
+    """Whether the `tool_calls` of a message are a list of tables; also true for a message without any."""
+    calls = message.get("tool_calls") or ()
+    return isinstance(calls, list | tuple) and all(isinstance(call, Mapping) for call in calls)
+
+
 def calls_of(message: Message) -> Iterator[Mapping[str, Any]]:
     """Name and arguments of each tool call, whether they are nested in `function` or not."""
     for call in message.get("tool_calls") or ():

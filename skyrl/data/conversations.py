@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from skyrl.chats.contents import short, split_thoughts
+from skyrl.chats.contents import has_call_list, short, split_thoughts
 from skyrl.chats.text import Message
 from skyrl.data.sources import Row, is_table
 from skyrl.errors import DataError
@@ -95,6 +95,8 @@ def _message(turn: object, key: str) -> Message:
     says_otherwise = message.get("tool_calls") or split_thoughts({**message, "content": ""})[0]
     if not isinstance(message.get("content", "" if says_otherwise else None), str):
         raise DataError(f"the message {short(turn)} in {key} has no text as its content")
+    if not has_call_list(message):
+        raise DataError(f"the message {short(turn)} in {key} has tool_calls that are not a list of tables")
     return message
 
 

@@ -259,7 +259,10 @@ def tokenized_row(row: Row, vocabulary: int) -> tuple[Ids, Mask]:
     for names in (("labels", *MASKS), ("labels", *_LEARNED)):
         masked = [name for name in names if name in row]
         if masked and all(row[name] is None for name in masked):
-            raise DataError(f"{masked[0]} is null: a row of which all tokens are learned has no such column")
+            raise DataError(
+                f"{masked[0]} is null: give a row whose tokens are all learned a loss_mask of ones, or put such rows "
+                "into a source without this column"
+            )
     learned = np.ones(len(ids), dtype=np.bool_)
     if row.get("labels") is not None:
         labels = _parallel_column(ids, row["labels"], "labels")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from skyrl.chats.contents import short
+from skyrl.chats.contents import has_call_list, short
 from skyrl.config.foundation.reasoning_tasks import SCHEME
 from skyrl.data.arrow_files import ArrowTable
 from skyrl.data.bounds import DEEPEST, ELEMENT_BYTES, LONGEST_LINE, Expansion, is_too_deep, size_of
@@ -262,6 +262,10 @@ def chat_of(row: Row, number: int, source: str, columns: Columns | None = None) 
         ):
             raise DataError(
                 f"{place_of(source, number)}: the message {short(message)} needs the texts 'role' and 'content'"
+            )
+        if not has_call_list(message):
+            raise DataError(
+                f"{place_of(source, number)}: the message {short(message)} has tool_calls that are not a list of tables"
             )
     return tuple({key: value for key, value in message.items() if value is not None} for message in messages)
 

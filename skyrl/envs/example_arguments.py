@@ -9,10 +9,12 @@ from typing import Any
 _WHOLE_NUMBER, _TEXT = 1, "text"
 
 
-def example_of(schema: Mapping[str, Any]) -> object:
+def example_of(schema: Mapping[str, Any] | bool) -> object:
     """A value that the schema describes, as far as its types, bounds and choices are followed; a pattern, a format or
     a reference is not. Whether it fits is for the caller to check.
     """
+    if not isinstance(schema, Mapping):  # true, which anything fits
+        return _TEXT
     for key in ("const", "default"):
         if key in schema:
             return schema[key]

@@ -369,7 +369,8 @@ class BasePPOExp(PolicySampling):
         sharing, clock, algorithm = self.time_sharing, self.clock, self.cfg.trainer.algorithm
         shaping, finite_check, parity = reward_shaping(algorithm), FiniteNumbers(), rollout_parity(self.cfg)
         pairs = ranked_pairs_of(self.cfg.trainer)
-        estimate_advantages = pairs.pair_counts if pairs else advantages_of(self.cfg.trainer)
+        answers = self.cfg.generator.n_samples_per_prompt
+        estimate_advantages = pairs.pair_counts if pairs else advantages_of(self.cfg.trainer, answers)
         position = RolloutPosition(rollouts, shaping)
         sinks = self.get_sinks()
         without_digests = all(isinstance(sink, SampleSink | BatchDump) for sink in sinks)

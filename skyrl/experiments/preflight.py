@@ -392,9 +392,10 @@ def custom_algorithms_can_be_called(run: SkyRLTrainConfig) -> Iterator[Problem]:
     from skyrl.training.advantage import advantage_estimator  # torch, for these alone
     from skyrl.training.objective import policy_loss
 
-    for factory in (policy_loss, advantage_estimator):
+    answers = run.generator.n_samples_per_prompt
+    for try_own in (lambda: policy_loss(algorithm), lambda: advantage_estimator(algorithm, answers)):
         try:
-            factory(algorithm)
+            try_own()
         except ConfigError as error:
             yield from error.problems
 

@@ -3,8 +3,8 @@
     2026-11-21T14:40:53.123Z policy-1 step 12 INFO skyrl.learners.fsdp: gradient norm 0.51
 
 Times are by the driver's clock: each process adds the difference that was measured when it started, so that the lines
-of several machines can be put in order. A log that has grown large continues in a new file; only the one before that
-is kept, as `policy-1.log.1`.
+of several machines can be put in order. A log that has grown large begins anew; what it held before is kept once, as
+`policy-1.log.1`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any, NoReturn
 from skyrl.processes.redaction import RedactedStream
 
 LARGEST = 64 << 20
-"""Size in bytes beyond which the next step begins a new file."""
+"""Size in bytes beyond which a log begins anew with the next step."""
 
 BOUNDS_OF_RAY = {"RAY_ROTATION_MAX_BYTES": str(16 << 20), "RAY_ROTATION_BACKUP_COUNT": "1"}
 """Variables that bound each log of Ray's own processes, in bytes and in number of earlier files. Ray's own bounds are
@@ -38,7 +39,12 @@ class RankLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.name = path, name
         self.step, self.offset = 0, 0.0
-        self._open()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.close(file)
         sys.stdout = _redacted_stream(1)
         sys.stderr = _redacted_stream(2)
         faulthandler.enable(2)
@@ -49,21 +55,16 @@ class RankLog:
         _note_exits()
 
     def begin_step(self, step: int) -> None:
-        """Put this step on later lines, in a new file if the log is large."""
-        self.step = step
-        with contextlib.suppress(OSError):  # the disk may be away; a log ends no run
-            if os.fstat(2).st_size > LARGEST:
-                self.path.replace(f"{self.path}.1")
-                self._open()
+        """Put this step on later lines, the first of which begins the log anew if that is large.
 
-    def _open(self) -> None:
-        """Write to the file at the path from now on."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        os.close(file)
+        The file stays the same, since processes that this one has started, such as vLLM's, write to it, too: a renamed
+        one would take their last words away. Lines that are written during the copy may be lost.
+        """
+        self.step = step
+        with contextlib.suppress(OSError):  # the disk may be away or full; a log ends no run
+            if os.fstat(2).st_size > LARGEST:
+                shutil.copyfile(self.path, f"{self.path}.1")
+                os.ftruncate(2, 0)
 
     def dump_stacks(self) -> None:
         """Write the stacks of every thread into the log."""

@@ -40,21 +40,24 @@ from skyrl.training.peer_functions import PeerEstimator, try_estimator
 from skyrl.tree import required
 
 
-def advantages_of(trainer: TrainerConfig) -> AdvantageEstimator:
-    """The advantages of a run: those of the configured estimator, and those from a teacher if there is one."""
-    estimate = advantage_estimator(trainer.algorithm)
+def advantages_of(trainer: TrainerConfig, answers: int) -> AdvantageEstimator:
+    """The advantages of a run with so many answers to a prompt: those of the configured estimator, and those from a
+    teacher if there is one. Raises as `advantage_estimator`.
+    """
+    estimate = advantage_estimator(trainer.algorithm, answers)
     teacher, itself = trainer.teacher, trainer.algorithm.distillation.self_teacher
     if not (teacher.local_paths or teacher.endpoint.url or teacher.endpoint.sources or itself):
         return estimate
     return WithTeacher(estimate=estimate, settings=trainer.algorithm.distillation)
 
 
-def advantage_estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
+def advantage_estimator(algorithm: AlgorithmConfig, answers: int = 5) -> AdvantageEstimator:
     """The estimator that the configuration asks for, with the configured normalisation of advantages.
 
-    Raises `ConfigError` for an unknown estimator.
+    Raises `ConfigError` for an unknown estimator, and for one of the user's own that fails with a small batch, which
+    has so many `answers` to each prompt.
     """
-    estimate = Masked(estimate=_estimator(algorithm))
+    estimate = Masked(estimate=_estimator(algorithm, answers))
     if algorithm.advantage_batch_normalize:
         return Standardized(estimate=estimate)
     norm = algorithm.advantage_norm
@@ -162,7 +165,7 @@ def normalize_by_config(norm: NormConfig, values: Tensor, groups: Tensor, mask: 
     )
 
 
-def _estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
+def _estimator(algorithm: AlgorithmConfig, answers: int) -> AdvantageEstimator:
     name = algorithm.advantage_estimator
     match name:
         case "grpo":
@@ -183,7 +186,7 @@ def _estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
             return OPO()
         case "gpg":
             return Compared(rescaled_for_silent_groups)
-    try_estimator(_user_estimator(algorithm), algorithm)
+    try_estimator(_user_estimator(algorithm), algorithm, answers)
     return _user_estimator(algorithm)  # another object: the one that was tried may have counted the call
 
 

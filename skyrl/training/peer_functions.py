@@ -234,19 +234,20 @@ class PeerEstimator:
         return answers.put_back(torch.where(mask, advantages.float(), 0.0), batch.loss_mask.shape[1])
 
 
-_ANSWERS = 960
-"""Number of answers to a prompt in the batch that an estimator is tried with: one that folds rows by a number of its
-own, such as 8, 10 or 64, finds that they fit."""
-
-
-def try_estimator(estimator: AdvantageEstimator, algorithm: AlgorithmConfig) -> None:
-    """Call an estimator with a small batch, and with one in which the answers to a prompt have equal rewards, if this
-    algorithm does not leave those out. Raises `ConfigError` if a call fails, or gives something else than one number
-    for each token, or one that is not finite.
+def try_estimator(estimator: AdvantageEstimator, algorithm: AlgorithmConfig, answers: int) -> None:
+    """Call an estimator with a small batch of two prompts with so many answers each, and with one in which the answers
+    to a prompt have equal rewards, if this algorithm does not leave those out. Raises `ConfigError` if a call fails, or
+    gives something else than one number for each token, or one that is not finite.
     """
-    answers = torch.arange(2 * _ANSWERS)
-    batch = _small_batch().select(answers % 5).with_fields(groups=answers // _ANSWERS)
-    batch = batch.with_fields(values=batch.rewards.cos(), baselines=torch.zeros(len(batch)))
+    rows = torch.arange(2 * answers)
+    batch = _small_batch().select(rows % 5).with_fields(groups=rows // answers)
+    batch = batch.with_fields(
+        values=batch.rewards.cos(),
+        baselines=torch.zeros(len(batch)),
+        teacher_logprobs=batch.rollout_logprobs,
+        trajectories=rows,  # each row is a whole trajectory, as without these two
+        last_step=torch.ones_like(rows, dtype=torch.bool),
+    )
     last = torch.arange(batch.rewards.shape[1]) == (batch.lengths - 1)[:, None]
     silent = torch.where(batch.groups[:, None] == 0, last.float(), batch.rewards)
     leaves_out = algorithm.zero_variance_filter or algorithm.dynamic_sampling.type in ("filter", "replace")

@@ -100,7 +100,7 @@ class _Reading:
         bases, chain = _bases(assignment.value[EXTENDS], location), (*above, _identity(name))
         inherited = [item for base in bases for item in self._base(name, base, location, chain)]
         own = {key: value for key, value in assignment.value.items() if key != EXTENDS}
-        return [*inherited, evolve(assignment, value=own)] if own or not inherited else inherited
+        return [*inherited, evolve(assignment, value=own)] if own or not bases else inherited
 
     def _base(self, name: str, base: str, location: str, chain: tuple[str, ...]) -> list[Assignment]:
         """Assignments of one file that `name` extends; empty if they were already included."""

@@ -116,6 +116,7 @@ class TransferGroup:
             Members(store).wait_for(keys, self.timeout, self._absent_members)
             others = {rank: store.get(key).decode() for key, rank in keys.items() if rank != self.rank}
             yield Members(store, {rank: file for rank, text in others.items() if (file := MemoryOffer.found(text))})
+            _wait_until_stored(tcp)
             _IDLE[self.host, self.port].append(tcp)  # one that failed is not used again
         except WeightSyncError as error:
             self.abort(str(error))
@@ -125,7 +126,7 @@ class TransferGroup:
             self.abort(reason)
             raise WeightSyncError(f"the weight transfer failed ({reason})") from error
         finally:
-            offer.close()  # after the reason is known to the others, who take a closed file for the end of a process
+            offer.close()  # the others, who take this for the end of the process, now find its keys, and the reason
 
     def with_rank_offset(self, offset: int) -> TransferGroup:
         """The same group as seen by the member whose rank is higher by `offset`, like a later worker of an engine."""
@@ -138,7 +139,9 @@ class TransferGroup:
     def abort(self, reason: str) -> None:
         """End the waiting of every member; harmless if the store is gone."""
         with contextlib.suppress(RuntimeError):
-            self.store().set(_ABORTED, reason)
+            store = self.store()
+            store.set(_ABORTED, reason)
+            _wait_until_stored(store)
 
     @property
     def _member_text(self) -> str:
@@ -164,6 +167,11 @@ class TransferGroup:
             f"members {ranks} of {self.size} have not joined the weight transfer (0 is the learner, the others are the "
             "workers of the engines in service, in order)"
         )
+
+
+def _wait_until_stored(store: Store) -> None:
+    """Returns once other members find what this one has set over the connection: `set` waits for no answer."""
+    store.check([_ABORTED])
 
 
 def presence_key(rank: int) -> str:

@@ -459,6 +459,7 @@ def test_a_default_that_cannot_be_used_is_called_so() -> None:
 
 def test_a_file_that_only_extends_another_is_not_empty(tmp_path: Path) -> None:
     (tmp_path / "base.toml").write_text("trainer.epochs = 2")
-    (tmp_path / "run.toml").write_text("extends = 'base.toml'")
+    (tmp_path / "again.toml").write_text("extends = 'base.toml'")
+    (tmp_path / "run.toml").write_text("extends = ['base.toml', 'again.toml']")
     loaded = load(str(tmp_path / "run.toml"))
     assert (loaded.warnings, loaded.config.trainer.epochs) == ((), 2)

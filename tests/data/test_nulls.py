@@ -129,6 +129,17 @@ def test_any_other_column_that_is_null_is_none(form: str, tmp_path: Path) -> Non
             assert read(file)[1] == expected, column
 
 
+@pytest.mark.parametrize("calls", [3, "[]", {"name": "add"}, ["add"]])
+@pytest.mark.parametrize("form", ["chat", "completed chat", "pair of chats", "whole chats", "prompt"])
+def test_a_message_whose_tool_calls_are_no_list_of_tables_is_bad(form: str, calls: object, tmp_path: Path) -> None:
+    read, row, _ = READERS[form]
+    for column in (name for name, value in row.items() if isinstance(value, list)):
+        chat = [*row[column][:-1], {**row[column][-1], "tool_calls": calls}]
+        for file in files(tmp_path, {**row, column: chat}):
+            with pytest.raises(DataError, match="rows.*, row 0.* tool_calls that are not a list of tables"):
+                read(file)
+
+
 @pytest.mark.parametrize("part", ["role", "content"])
 @pytest.mark.parametrize("form", ["chat", "completed chat", "pair of chats", "whole chats", "prompt"])
 def test_a_message_of_which_a_part_is_null_is_bad(form: str, part: str, tmp_path: Path) -> None:

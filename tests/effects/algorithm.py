@@ -108,7 +108,7 @@ def ranked(scene: Scene) -> object:
 
 @observable("the advantages of a batch")
 def advantages(scene: Scene) -> object:
-    return plain(advantages_of(scene.run.trainer)(small_batch()))
+    return plain(advantages_of(scene.run.trainer, 2)(small_batch()))
 
 
 @observable("the prompt that a teacher reads")

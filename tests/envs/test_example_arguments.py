@@ -13,7 +13,7 @@ SCHEMAS: list[tuple[dict[str, Any], object]] = [
     ({}, "text"),
     ({"type": "string"}, "text"),
     ({"type": "string", "maxLength": 2}, "te"),
-    ({"type": "string", "minLength": 6}, "textt" + "t"),
+    ({"type": "string", "minLength": 6}, "texttt"),
     ({"type": "integer"}, 1),
     ({"type": "integer", "minimum": 7}, 7),
     ({"type": "number", "minimum": 0.5, "maximum": 0.75}, 0.75),
@@ -27,6 +27,8 @@ SCHEMAS: list[tuple[dict[str, Any], object]] = [
     ({"type": "integer", "default": 9}, 9),
     ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, 1),
     ({"type": "array", "items": {"type": "integer"}, "minItems": 2}, [1, 1]),
+    ({"type": "array", "items": True}, ["text"]),
+    ({"type": "object", "properties": {"a": True}, "required": ["a"]}, {"a": "text"}),
     (
         {"type": "object", "properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a"]},
         {"a": 1},

@@ -170,6 +170,19 @@ def test_settings_without_effect_beside_others_are_redundant(overrides: list[str
     assert reason in conversion.lines[-1].reason
 
 
+def test_an_empty_text_of_a_file_is_null_where_null_is_the_default(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "trainer: {critic: {model: {path: ''}}, ref: {model: {path: ''}}, resume_path: '', run_name: a}\n"
+        "generator: {engine_init_kwargs: {revision: ''}}\n"
+    )
+    conversion = convert_skyrl(str(file))
+    assert not conversion.problems
+    run = loaded(conversion, tmp_path)
+    assert (run.trainer.critic.model.path, run.trainer.resume_path) == (None, None)
+    assert dict(run.generator.inference_engine.engine_init_kwargs) == {"revision": ""}
+
+
 def test_the_same_settings_are_converted_where_they_act() -> None:
     overrides = ["trainer.policy.torch_profiler_config.enable=true", "+generator.retokenize_chat_history=true"]
     assert [line.outcome for line in convert_overrides(overrides).lines] == ["renamed", "refused"]

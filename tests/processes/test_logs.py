@@ -37,13 +37,16 @@ def test_a_line_has_the_drivers_time_rank_and_step(tmp_path: Path) -> None:
     assert run(tmp_path / "log", code) == "2023-11-14T23:13:20.250Z policy-3 step 12 INFO a.b: said\n"
 
 
-def test_a_large_log_continues_in_a_new_file_with_the_next_step_and_one_before_it_is_kept(tmp_path: Path) -> None:
+def test_a_large_log_begins_anew_with_the_next_step_also_for_processes_that_write_to_it(tmp_path: Path) -> None:
     code = (
-        "import skyrl.processes.logs; skyrl.processes.logs.LARGEST = 10\n"
+        "import subprocess; import skyrl.processes.logs; skyrl.processes.logs.LARGEST = 10\n"
+        "echo = [sys.executable, '-uc', 'import sys; [print(line, end=\"\") for line in sys.stdin]']\n"
+        "child = subprocess.Popen(echo, stdin=subprocess.PIPE, text=True)\n"
         "for step, text in enumerate(('short', 'a longer line', 'the longest line', 'b')):\n"
-        "    log.begin_step(step); print(text); os.system('echo c')"
+        "    log.begin_step(step); print(text); os.system('echo c')\n"
+        "child.communicate('last words\\n')"
     )
-    assert run(tmp_path / "log", code) == "b\nc\n"
+    assert run(tmp_path / "log", code) == "b\nc\nlast words\n"
     assert (tmp_path / "log.1").read_text() == "the longest line\nc\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "log.1"]
 

@@ -101,7 +101,7 @@ def test_what_shapes_rewards_and_advantages_acts_where_the_loss_or_a_critic_lear
 ) -> None:
     values = {"trainer.algorithm.policy_loss_type": loss, "trainer.algorithm.advantage_estimator": estimator}
     run = resolve(load([], TRAINED | values | {"trainer.critic.model.path": critic}))
-    of_advantages = read_by(lambda run: advantages_of(run.trainer), run)
+    of_advantages = read_by(lambda run: advantages_of(run.trainer, 2), run)
     of_rewards = read_by(lambda run: reward_shaping(run.trainer.algorithm), run)
     of_returns = read_by(lambda run: critic_targets(run.trainer.algorithm), run)
     facts, learned_from = POLICY_LOSSES[loss], set[str]()

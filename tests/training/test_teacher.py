@@ -71,8 +71,8 @@ def test_samples_without_log_probabilities_are_refused_in_words() -> None:
 
 def test_only_a_run_with_a_teacher_changes_its_advantages() -> None:
     taught = TrainerConfig(teacher=TeacherConfig(model=ModelConfig(path="big")))
-    assert isinstance(advantages_of(taught), WithTeacher)
-    assert not isinstance(advantages_of(TrainerConfig()), WithTeacher)
+    assert isinstance(advantages_of(taught, 2), WithTeacher)
+    assert not isinstance(advantages_of(TrainerConfig(), 2), WithTeacher)
 
 
 def test_rows_without_an_advantage_are_learned_where_the_divergence_is_a_part_of_the_loss() -> None:
@@ -125,7 +125,7 @@ async def test_a_teacher_behind_hints_scores_the_same_tokens_at_other_places() -
 
 def test_a_policy_that_teaches_itself_changes_its_advantages() -> None:
     own = TrainerConfig(algorithm=AlgorithmConfig(distillation=DistillationConfig(self_teacher=True)))
-    assert isinstance(advantages_of(own), WithTeacher)
+    assert isinstance(advantages_of(own, 2), WithTeacher)
 
 
 class Constant:

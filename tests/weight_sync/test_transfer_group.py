@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
+import socket
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -227,3 +230,52 @@ def test_a_member_that_leaves_once_it_has_done_its_part_is_not_missed() -> None:
     offers[2].close()
     with pytest.raises(WeightSyncError, match=r"^members \[2\] have left"):
         members.wait_for({"by 1": 1, "by 2": 2}, 1e6, str)
+
+
+@contextmanager
+def slow_way_to(port: int) -> Iterator[int]:
+    """A port whose connections lead to another one, which gets what is sent to it a tenth of a second later."""
+    ends: list[socket.socket] = []
+
+    def carry(source: socket.socket, target: socket.socket, seconds: float) -> None:
+        with contextlib.suppress(OSError):  # the block has ended
+            while content := source.recv(1 << 16):
+                time.sleep(seconds)
+                target.sendall(content)
+
+    def accept(threads: ThreadPoolExecutor) -> None:
+        with contextlib.suppress(OSError):  # the block has ended
+            while True:
+                ends.append(near := listener.accept()[0])
+                ends.append(far := socket.create_connection(("127.0.0.1", port)))
+                threads.submit(carry, near, far, 0.1)
+                threads.submit(carry, far, near, 0)
+
+    with ThreadPoolExecutor(16) as threads, socket.create_server(("127.0.0.1", 0)) as listener:
+        threads.submit(accept, threads)
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            for end in (listener, *ends):
+                end.shutdown(socket.SHUT_RDWR)
+    for end in ends:
+        end.close()
+
+
+@pytest.mark.parametrize(("fails", "message"), [(False, None), (True, "no room")])
+def test_a_member_far_from_the_store_stays_until_its_last_words_are_there(fails: bool, message: str | None) -> None:
+    def takes_one_message(port: int) -> None:
+        with group(port, 1, 2).join() as channel:
+            channel.receive_bytes()
+            if fails:
+                raise RuntimeError("no room")
+
+    driver = store()
+    refused = pytest.raises(WeightSyncError, match=message) if message else contextlib.nullcontext()
+    with slow_way_to(driver.port) as port, ThreadPoolExecutor(1) as threads:
+        receiver = threads.submit(takes_one_message, port)
+        with refused, group(driver.port, 0, 2).join() as channel:
+            channel.send_bytes(*MESSAGES[0])
+            if fails:
+                channel.send_bytes(*MESSAGES[0])
+        assert (receiver.exception(240) is not None) is fails

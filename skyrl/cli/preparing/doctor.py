@@ -56,10 +56,10 @@ def doctor(
 
     Packages, GPUs, keys, models, folders, disks and locks are checked, as the configuration needs them.
     Every row of each file is read; the first one is rendered by the chat template and scored: a reward function, or
-    an environment class of yours, judges an empty answer and the ground truth. Its tools are called with --call-tools
-    alone, because they may have effects. Nothing is started or written. With
-    --cluster, every machine of a running Ray cluster is checked, too: versions, shared folders, clocks, memory, GPUs,
-    and the network between each two. Exit code 1: something on the cluster has to be fixed.
+    an environment class of yours, judges an empty answer and the ground truth. Its tools are called only with
+    --call-tools, because they may have effects. Nothing is started or written. With --cluster, every machine of a
+    running Ray cluster is checked, too: versions, shared folders, clocks, memory, GPUs, and the network between each
+    two. Exit code 1: something on the cluster has to be fixed.
     """
     from skyrl.config.derive.run_kind import RunKind
 

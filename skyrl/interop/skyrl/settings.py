@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.newer_upstream_fields import NEWER_UPSTREAM_FIELDS
 from skyrl.config.settings.strategies import has_own_modules
 from skyrl.errors import Problem
@@ -206,6 +207,8 @@ def convert_one(
         return
     text = text if read.value == value else None
     paths, problems = writing.write(key, _EXAMPLES.get(key, key), read.value)
+    if read.value == "" and paths and _is_null_by_default(writing.root, paths[0]):  # both are false to SkyRL
+        paths, problems = writing.write(key, paths[0], None)
     errors = [problem for problem in problems if problem.severity == "error"]
     if errors and text and not isinstance(value, str | list | dict):  # `run_name=1e5`: a text that looks like a number
         new_paths, text_problems = writing.write(key, key, text, text=True)
@@ -226,6 +229,13 @@ def convert_one(
         reason = "; ".join(problem.hint for problem in problems if problem.hint)
         outcome: Outcome = "kept" if is_kept else "renamed"
         writing.note(Line(outcome=outcome, source=key, value=value, targets=paths, reason=reason))
+
+
+def _is_null_by_default(root: type[RunConfig], path: str) -> bool:
+    try:
+        return default_at(root, path) is None
+    except AttributeError:  # a name in a table of any names
+        return False
 
 
 def _idle_reason(key: str, value: object, others: Mapping[str, object]) -> str:
