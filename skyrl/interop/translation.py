@@ -19,6 +19,7 @@ ALGORITHM = "trainer.algorithm."
 OPTIMIZER = "trainer.policy.optimizer_config."
 ENGINE = "generator.inference_engine."
 SAMPLING = "generator.sampling_params."
+EVALUATION = "generator.eval_sampling_params."
 SHAPING = ALGORITHM + "reward_shaping."
 
 Values = Mapping[str, Any]
@@ -80,6 +81,19 @@ def translate(entry: Entry, value: object) -> Translation:
     if isinstance(entry, str):
         return redundant("not set") if value is None else Translation(writes={entry: value})
     return entry if isinstance(entry, Translation) else entry(value)
+
+
+def translations(values: Values, entries: Mapping[str, Entry]) -> dict[str, Any]:
+    """Our paths with their values, of those settings that `entries` are of; none of a value that only the foreign
+    program can compute, which is reported with its setting.
+    """
+    written = [translate(entry, values[key]).writes for key, entry in entries.items() if is_plain(values.get(key))]
+    return {path: value for writes in written for path, value in writes.items()}
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is data, as opposed to an expression of a program."""
+    return isinstance(value, bool | int | float | str | list | Mapping)
 
 
 _SUPERVISED_PATHS = {

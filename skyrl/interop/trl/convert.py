@@ -1,5 +1,5 @@
 """Converts TRL's arguments of GRPO, RLOO, SFT, reward models, DPO, KTO and distillation to our tables, for TRL
-1.16, TRL 0.18 and open-r1.
+1.16, 0.27 and 0.18 and open-r1.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ _TASK = (
     "function that returns 0 (rewards.py:nothing); distillation.task_coef = 0 keeps them out of the loss."
 )
 _SERVERS = (
-    "TRL 0.18 samples from servers of `trl vllm-serve`, unless vllm_mode is colocate; here engines share the GPUs "
+    "TRL {version} samples from servers of `trl vllm-serve`, unless vllm_mode is colocate; here engines share the GPUs "
     "of the learners."
 )
 _LEFT_OUT = (
@@ -141,7 +141,7 @@ def _system(kind: str, tree: PeerTree) -> System:
         others = [other for other in kinds_with(key) if other != kind]
         if others:
             return f"an argument of TRL's {' and '.join(others)}; its {kind} does not have it"
-        return f"not an argument of TRL 1.16 or 0.18: its {kind} does not have it"
+        return f"not an argument of TRL 1.16, 0.27 or 0.18: its {kind} does not have it"
 
     grpo = System(
         keys=KEYS,
@@ -185,7 +185,7 @@ def _remarks(kind: str, keys: Mapping[str, Any], tree: PeerTree) -> Iterable[str
     if "max_prompt_length" not in keys:
         yield _PROMPTS
     if keys.get("use_vllm") and "vllm_mode" not in keys and tree.defaults.get("vllm_mode") == "server":
-        yield _SERVERS
+        yield _SERVERS.format(version=tree.version)
     if kind == "distillation":
         yield _TASK
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from skyrl.interop.translation import (
     ALGORITHM,
     ENGINE,
+    EVALUATION,
     SAMPLING,
     Entry,
     Translation,
@@ -16,7 +17,6 @@ from skyrl.interop.translation import (
     sources,
 )
 
-_EVAL = "generator.eval_sampling_params."
 _POLICY = "trainer.policy."
 _CRITIC = "trainer.critic."
 _LOADERS = "affects how verl reads files; here rows are read and split into prompts once, before training"
@@ -130,13 +130,13 @@ _ROLLOUT: dict[str, Entry] = {
     "skip.*": redundant("set by skip.enable, which is not implemented"),
     "skip_rollout": fixed(False, does="off", otherwise="recorded rollouts; see trainer.rollouts_from"),
     "val_kwargs.n": "generator.eval_n_samples_per_prompt",
-    "val_kwargs.temperature": numeric(_EVAL + "temperature"),
-    "val_kwargs.top_p": numeric(_EVAL + "top_p"),
-    "val_kwargs.top_k": _EVAL + "top_k",
+    "val_kwargs.temperature": numeric(EVALUATION + "temperature"),
+    "val_kwargs.top_p": numeric(EVALUATION + "top_p"),
+    "val_kwargs.top_k": EVALUATION + "top_k",
     "val_kwargs.do_sample": lambda value: (
         redundant("evaluation samples with val_kwargs.temperature")
         if value
-        else Translation(writes={_EVAL + "greedy": True})
+        else Translation(writes={EVALUATION + "greedy": True})
     ),
     "agent.num_workers": redundant("trajectories need no worker processes"),
     "agent.default_agent_loop": fixed(
