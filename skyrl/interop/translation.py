@@ -13,6 +13,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
+from skyrl.config.settings.learners import sets_dropout
 from skyrl.tree.files import stored_text
 
 ALGORITHM = "trainer.algorithm."
@@ -191,10 +192,10 @@ def dropout(path: str, model: str, key: str, value: object, values: Values) -> T
         return redundant("dropout is off by default")
     try:
         settings = json.loads(stored_text(Path(str(values.get(model))).expanduser() / "config.json"))
-        shares = [share for name, share in settings.items() if "drop" in name]
+        drops = any(sets_dropout(name, value) for name, value in settings.items())
     except (OSError, ValueError, AttributeError):
         return redundant(f"acts only if the model's configuration sets dropout, as few do: then set {path}")
-    if any(not isinstance(share, bool) and isinstance(share, int | float) and share > 0 for share in shares):
+    if drops:
         return Translation(writes={path: True})
     return redundant("no effect: the model's configuration sets no dropout")
 
