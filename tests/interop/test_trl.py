@@ -173,6 +173,13 @@ def test_optimizer_steps_are_counted_as_training_steps(tmp_path: Path) -> None:
     assert line_of(several, "max_steps").reason == "in training steps of 4 optimizer steps"
 
 
+def test_the_report_says_where_a_run_is_if_the_file_does_not() -> None:
+    for kind, path in (("grpo", "trainer.run_path"), ("sft", "run_path")):
+        [other] = convert_keys({**WHOLE, "run_name": "a"}, kind=kind).other_defaults
+        assert (other.source_default, other.path, other.skyrl_default) == ("trainer_output", path, "runs/a")
+        assert convert_keys({**WHOLE, "output_dir": "a"}, kind=kind).other_defaults == ()
+
+
 def test_evaluation_draws_as_training_does(tmp_path: Path) -> None:
     drawn = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "min_p": 0.05, "repetition_penalty": 1.1}
     keys = drawn | {"generation_kwargs": {"length_penalty": 2}, "eval_strategy": "steps", "eval_steps": 10}

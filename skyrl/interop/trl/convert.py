@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from attrs import evolve
@@ -12,7 +13,7 @@ from attrs import evolve
 from skyrl.config import PreferenceConfig, RewardModelConfig, SFTConfig, SkyRLTrainConfig
 from skyrl.interop.peer_trees import PeerTree
 from skyrl.interop.report import Conversion
-from skyrl.interop.systems import Switch, System, convert_settings, other_than
+from skyrl.interop.systems import Switch, System, convert_settings, other_folder, other_than
 from skyrl.interop.translation import Values, is_off, number
 from skyrl.interop.trl import supervised
 from skyrl.interop.trl.dependent import DEPENDENT, OF_RLOO, implied, implied_by_rloo
@@ -136,6 +137,9 @@ def convert_keys(keys: Mapping[str, Any], where: str = "arguments", *, kind: str
     return evolve(converted, notice=notice, remarks=tuple(_remarks(kind, keys, tree)))
 
 
+_folder = partial(other_folder, "output_dir", "trainer_output", model="model_name_or_path")
+
+
 def _system(kind: str, tree: PeerTree) -> System:
     def unknown(key: str, writing: Writing) -> str:
         others = [other for other in kinds_with(key) if other != kind]
@@ -150,10 +154,12 @@ def _system(kind: str, tree: PeerTree) -> System:
         unknown=unknown,
         defaults=lambda values: _left_out(values, tree),
         implied=implied,
+        other_defaults=_folder("trainer.run_path"),
     )
     if kind in _SUPERVISED:
         _, keys, dependent, implied_by = _SUPERVISED[kind]
-        return evolve(grpo, keys=keys, dependent=(dependent,), implied=implied_by)
+        other = _folder("run_path")
+        return evolve(grpo, keys=keys, dependent=(dependent,), implied=implied_by, other_defaults=other)
     if kind == "distillation":
         return evolve(
             grpo,

@@ -8,7 +8,6 @@ from skyrl.interop.translation import (
     EVALUATION,
     SAMPLING,
     Entry,
-    Translation,
     fixed,
     missing,
     non_empty,
@@ -94,8 +93,8 @@ _ROLLOUT: dict[str, Entry] = {
     "ignore_eos": fixed(
         False, does="responses end at an end-of-sequence token", otherwise="ignoring end-of-sequence tokens"
     ),
-    "prompt_length": redundant("set by data.max_prompt_length"),
-    "response_length": redundant("set by data.max_response_length"),
+    "prompt_length": redundant("prompts above data.max_prompt_length are skipped; verl pads others to this length"),
+    "response_length": SAMPLING + "max_generate_length",
     "mode": redundant("every trajectory runs independently, as in verl's async mode"),
     "dtype": ENGINE + "model_dtype",
     "gpu_memory_utilization": numeric(ENGINE + "gpu_memory_utilization"),
@@ -133,11 +132,7 @@ _ROLLOUT: dict[str, Entry] = {
     "val_kwargs.temperature": numeric(EVALUATION + "temperature"),
     "val_kwargs.top_p": numeric(EVALUATION + "top_p"),
     "val_kwargs.top_k": EVALUATION + "top_k",
-    "val_kwargs.do_sample": lambda value: (
-        redundant("evaluation samples with val_kwargs.temperature")
-        if value
-        else Translation(writes={EVALUATION + "greedy": True})
-    ),
+    "val_kwargs.do_sample": redundant("not read since verl 0.7: val_kwargs.temperature decides, and 0 is greedy"),
     "agent.num_workers": redundant("trajectories need no worker processes"),
     "agent.default_agent_loop": fixed(
         "single_turn_agent", does="a single turn is the default", otherwise="verl's agent loops; see docs/agents.md"
