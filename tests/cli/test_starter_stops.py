@@ -71,7 +71,8 @@ def test_init_shows_its_progress_and_keeps_no_half_of_a_model(
         f"{by}. The files of the task are in mine; {rest}"
     ]
     assert process.returncode == code
-    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["prepare.py", "reward.py", "run.toml"]
+    files = [".gitignore", "README.md", "prepare.py", "reward.py", "run.toml", "skyrl.schema.json", "test_reward.py"]
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == files
     assert not list((tmp_path / "scratch").glob("tmp*"))  # torch has a folder of its own there
 
 

@@ -23,6 +23,8 @@ FREE_FORM = (
     "environment.skyrl_gym.reasoning_gym.tasks.",
     "generator.inference_engine.engine_init_kwargs.",
     "trainer.policy.megatron_config.transformer_config_kwargs.",
+    "trainer.policy.megatron_config.optimizer_config_kwargs.",
+    "trainer.policy.model_config_kwargs.",
 )
 NAMED: dict[str, Any] = {function.__name__: function for function in RL.checks}
 PYTHON = re.compile(r"\b(True|False|None)\b|FrozenDict|\(\)|,\)|datetime")

@@ -76,7 +76,9 @@ def read(values: dict[str, Any], path: str) -> None:
     ("base", "numbers"),
     [case if case in SWEEPS[:2] else pytest.param(*case, marks=pytest.mark.long) for case in SWEEPS],
 )
-def test_an_extreme_number_is_accepted_or_refused_in_words(base: str, numbers: tuple[float, ...]) -> None:
+def test_an_extreme_number_is_accepted_or_refused_in_words(
+    request: pytest.FixtureRequest, base: str, numbers: tuple[float, ...]
+) -> None:
     values = BASES[base]
     read(values, "kind")  # which is fine as it is
     twins = (".ref.", ".critic.")  # tables of the policy's class
@@ -90,7 +92,7 @@ def test_an_extreme_number_is_accepted_or_refused_in_words(base: str, numbers: t
         except SkyRLError:  # in words
             return
 
-    is_answered()
+    is_answered(request)
 
 
 @pytest.mark.parametrize(
