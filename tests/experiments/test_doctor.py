@@ -292,6 +292,61 @@ def test_what_an_isolated_reward_asks_for_is_known(nano: Path, tmp_path: Path) -
     assert "asking.py:needs needs" in problem.message
 
 
+@pytest.mark.parametrize("run", [False, True])
+def test_a_role_that_the_template_does_not_name_is_a_warning(run: bool, nano: Path, tmp_path: Path) -> None:
+    roles = [["user"], ["system", "usr"], ["usr"], ["critic"]]
+    rows = [
+        {"prompt": [{"role": role, "content": "a"} for role in chat], "reward_spec": {"ground_truth": "b"}}
+        for chat in roles
+    ]
+    source = supervised_run.write(tmp_path / "rows.jsonl", rows * 4)
+    warnings = {item.hint: item.message for item in problems(nano, tmp_path, {"data.train_data": [source]}, run=run)}
+    assert warnings == {
+        "did you mean user?": f"{source}, row 1 has a message of the role 'usr', unknown to the chat template",
+        "usual roles are system, developer, user, assistant, tool, function, ipython": (
+            f"{source}, row 3 has a message of the role 'critic', unknown to the chat template"
+        ),
+    }
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ {'usr': 'U', 'critic': 'C'}.get(m.role, m.role) + m.content }}{% endfor %}"
+    )
+    changes = {"generator.chat_template.source": "file", "generator.chat_template.name_or_path": str(template)}
+    assert problems(nano, tmp_path, {"data.train_data": [source], **changes}, run=run) == []
+
+
+def test_a_role_of_a_supervised_chat_that_the_template_does_not_name_is_a_warning(nano: Path, tmp_path: Path) -> None:
+    row = {"messages": [{"role": "usr", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    source = supervised_run.write(tmp_path / "rows.jsonl", [row] * 8)
+    run: Any = compose([], supervised_run.settings(nano, tmp_path, "sft", train_datasets=(source,))).config
+    (problem,) = supervised_rows_can_be_used(all_rows=True)(run)
+    assert (problem.path, problem.severity, problem.hint) == ("train_datasets", "warning", "did you mean user?")
+
+
+def test_empty_ground_truths_are_counted(nano: Path, tmp_path: Path) -> None:
+    rows = [{**PROMPT, "reward_spec": {"ground_truth": truth}} for truth in ("b", "", "", "c")]
+    source = supervised_run.write(tmp_path / "rows.jsonl", rows * 4)
+    (problem,) = problems(nano, tmp_path, {"data.train_data": [source]})
+    assert (problem.severity, problem.message) == (
+        "warning",
+        f"8 of 16 ground truths of {source} are empty, the first in row 1",
+    )
+
+
+@pytest.mark.parametrize(("compared", "warnings"), [("ground_truth", 1), ("str(ground_truth)", 0)])
+def test_a_number_that_is_compared_with_a_text_is_named(
+    compared: str, warnings: int, nano: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        f"def right(completion, ground_truth, **columns):\n    return float(completion == {compared})\n"
+    )
+    source = supervised_run.write(tmp_path / "rows.jsonl", [{**PROMPT, "reward_spec": {"ground_truth": 4}}] * 16)
+    changes = {"data.train_data": [source], "environment.env_class": f"{tmp_path}/own.py:right"}
+    messages = [problem.message for problem in problems(nano, tmp_path, changes)]
+    message = f"{source} the reward of an empty answer, 0, and the ground truth is the number 4"
+    assert [message in item for item in messages] == [True] * warnings
+
+
 def test_an_environment_of_ours_is_made_from_the_first_row(nano: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text('{"prompt": [{"role": "user", "content": "a"}]}\n' * 4, encoding="utf-8")
@@ -775,6 +830,13 @@ def test_a_run_reads_a_large_file_once_and_still_counts_a_parquet_file(
         ("sft", '{"messages": [{"role": "user", "content": "a"}]}', ", row 32: no message is from the assistant"),
         ("sft", '{"messages": 3}', ", row 32: messages is 3"),
         ("sft", '{"messages": [], "images": ["x"]}', ", row 32: "),
+        ("sft", '{"input_ids": []}', ", row 32: input_ids are empty"),
+        ("sft", '{"input_ids": [5, 99999]}', ", row 32: input_ids go from 5 to 99999, and the tokenizer has 0 to "),
+        ("sft", '{"input_ids": [5, 6], "loss_mask": null}', ", row 32: loss_mask is null"),
+        ("sft", '{"input_ids": [5, 6], "loss_mask": [1]}', ", row 32: 2 input_ids have 1 loss_mask"),
+        ("sft", '{"input_ids": [5, 6], "loss_mask": [0, 0.5]}', ", row 32: loss_mask is [0, 0.5], not a list of whole"),
+        ("sft", '{"input_ids": [5, 6], "lossmask": [0, 1]}', ", row 32: the column 'lossmask' is none of labels, "),
+        ("sft", '{"input_ids": [5, 6], "loss_mask": [1, 0]}', ", row 32: no token of it is learned"),
         ("sft", '{"mesages": []}', ", row 32: it has neither messages (messages_key), nor conversations, instruction"),
         ("reward_model", '{"prompt": "a", "chosen": "b", "rejected": "c", "margin": "x"}', ", row 32: margin is 'x'"),
         ("reward_model", '{"prompt": "a", "chosen": "b"}', ", row 32: it has no rejected"),
