@@ -235,9 +235,10 @@ class PeerEstimator:
 
 
 def try_estimator(estimator: AdvantageEstimator, algorithm: AlgorithmConfig, answers: int) -> None:
-    """Call an estimator with a small batch of two prompts with so many answers each, and with one in which the answers
-    to a prompt have equal rewards, if this algorithm does not leave those out. Raises `ConfigError` if a call fails, or
-    gives something else than one number for each token, or one that is not finite.
+    """Call an estimator with a small batch of two prompts with so many answers each, with one of the usual scores of
+    answers, and with one in which the answers to a prompt have equal rewards, if this algorithm does not leave those
+    out. Raises `ConfigError` if a call fails, or gives something else than one number for each token, or one that is
+    not finite.
     """
     rows = torch.arange(2 * answers)
     batch = _small_batch().select(rows % 5).with_fields(groups=rows // answers)
@@ -249,9 +250,10 @@ def try_estimator(estimator: AdvantageEstimator, algorithm: AlgorithmConfig, ans
         last_step=torch.ones_like(rows, dtype=torch.bool),
     )
     last = torch.arange(batch.rewards.shape[1]) == (batch.lengths - 1)[:, None]
+    usual = last * torch.tensor([0.0, 1.0, 0.5, -1.0])[rows % 4, None]
     silent = torch.where(batch.groups[:, None] == 0, last.float(), batch.rewards)
     leaves_out = algorithm.zero_variance_filter or algorithm.dynamic_sampling.type in ("filter", "replace")
-    rewards = {"a small batch": batch.rewards}
+    rewards = {"a small batch": batch.rewards, "a batch with the rewards 0, 1, 0.5 and -1": usual}
     rewards |= {} if leaves_out else {"a batch with equal rewards of all answers to a prompt": silent}
     name = algorithm.advantage_estimator
     for words, tokens in rewards.items():
