@@ -73,8 +73,8 @@ def logprob(patch: pytest.MonkeyPatch) -> None:
 def advantage(patch: pytest.MonkeyPatch) -> None:
     calls = [0]
 
-    def poisoned(algorithm: Any) -> Any:
-        estimate = advantage_estimator(algorithm)
+    def poisoned(algorithm: Any, answers: int) -> Any:
+        estimate = advantage_estimator(algorithm, answers)
 
         def advantages(batch: Any) -> torch.Tensor:
             calls[0] += 1
