@@ -351,6 +351,9 @@ class TriedTask:
     uncalled: tuple[str, ...] = ()
     """Names of its other tools."""
 
+    returned_none: tuple[str, ...] = ()
+    """Names of the tools whose call returned None."""
+
 
 def tried_tasks(run: SkyRLTrainConfig, *, call_tools: bool = False) -> Iterator[TriedTask]:
     """Each task that has judged the first row of a source. With `call_tools`, each tool of a `ToolEnv` is called once,
@@ -376,7 +379,9 @@ def tried_tasks(run: SkyRLTrainConfig, *, call_tools: bool = False) -> Iterator[
             problems.append(Problem(path="environment.env_class", message=str(error)))
         problems += _failed_tools(tools, row)
         called = tuple(tool.name for tool in tools if tool.arguments is not None)
-        yield TriedTask(name=str(name), called=called, uncalled=tuple(item for item in offered if item not in called))
+        uncalled = tuple(item for item in offered if item not in called)
+        returned_none = tuple(tool.name for tool in tools if tool.returned_none)
+        yield TriedTask(name=str(name), called=called, uncalled=uncalled, returned_none=returned_none)
     if problems:
         raise ConfigError(problems)
 

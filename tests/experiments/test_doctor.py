@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from filelock import FileLock
 
+from skyrl.cli.preparing.doctor import UNCALLED, machine_facts
 from skyrl.config import compose
 from skyrl.config.derive.run_kind import RunKind
 from skyrl.errors import ConfigError, Problem, ResumeError, UserError
@@ -507,6 +508,25 @@ def test_doctor_calls_tools_if_it_is_asked_to(
     except ConfigError as error:
         problems = [problem.message for problem in error.problems]
     assert [failure.replace("{code}", str(code)) in message for message in problems] == [True] * bool(failure)
+
+
+def test_a_tool_that_returns_nothing_is_named(nano: Path, tmp_path: Path) -> None:
+    code, jinja = tmp_path / "shop.py", tmp_path / "mine.jinja"
+    jinja.write_text(SHOWS_TOOLS, encoding="utf-8")
+    tools = "tuple(Tool(name=n, description='x', parameters=schema(a=WHOLE), run=r) for n, r in RUNS)"
+    runs = "RUNS = [('prints', lambda a: print(a)), ('refuses', lambda a: refuses(a)), ('doubles', lambda a: 2 * a)]\n"
+    code.write_text(TOOLS.replace("TOOLS", tools).replace("class Shop", f"{runs}class Shop"), encoding="utf-8")
+    changes = {
+        "generator.chat_template.source": "file",
+        "generator.chat_template.name_or_path": str(jinja),
+        "environment.env_class": f"{code}:Shop",
+    }
+    run = compose([], overrides(nano, tmp_path) | changes).config
+    (task,) = tried_tasks(run, call_tools=True)
+    assert task == TriedTask(name=f"{code}:Shop", called=("prints", "refuses", "doubles"), returned_none=("prints",))
+    none = "; prints returned None, which the policy reads as null: return what it should read"
+    assert dict(machine_facts(run, call_tools=True))["tools"] == f"prints, refuses, doubles called once{none}"
+    assert dict(machine_facts(run))[UNCALLED] == "prints, refuses, doubles (--call-tools calls each once)"
 
 
 PLAYS = """
