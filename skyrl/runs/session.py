@@ -35,7 +35,7 @@ from skyrl.runs.inputs import notice
 from skyrl.runs.progress_file import ProgressFile
 from skyrl.runs.resume import find_start
 from skyrl.runs.run_folder import RunFolder
-from skyrl.runs.run_lock import RunLock, changes_to_say, config_text
+from skyrl.runs.run_lock import RunLock, changes_since, changes_to_say, config_text
 from skyrl.runs.run_tree import AnyRun
 from skyrl.storage.disk import FULL, OPEN_FILES, Disk, nearest, readable, remedy
 from skyrl.tracking.tracker import LastMetrics, Tracker, Trackers
@@ -160,6 +160,8 @@ class RunSession:
             if not finished or not is_whole:  # the latter: stopped just before the end
                 if checkpoint is not None:
                     self._read_again(checkpoint)
+                changes = changes_since(checkpoint.config, self._cfg) if checkpoint is not None else {}
+                self._folder.record_start(checkpoint.step if checkpoint else 0, changes)
                 progress = ProgressFile(
                     self._folder.path,
                     self._experiment.progress,
