@@ -755,6 +755,20 @@ def test_a_single_answer_is_judged_with_its_label(
     assert [f"{source}, row 0: {reason}" in message for message in messages] == ([True] if reason else [])
 
 
+@pytest.mark.parametrize("run", [False, True])
+def test_a_folder_of_runs_is_no_folder_of_a_run(run: bool, nano: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for name in ("a", "b"):
+        (runs / name).mkdir(parents=True)
+        (runs / name / "progress.json").write_text("{}")
+    (problem,) = problems(nano, tmp_path, {"trainer.run_path": f"{runs}/"}, run=run)
+    assert (problem.path, problem.message) == (
+        "trainer.run_path",
+        f"{runs}/ has the folders of other runs inside, a and 1 more: each run has a folder of its own",
+    )
+    assert problems(nano, tmp_path, {"trainer.run_path": str(runs / "c")}, run=run) == []
+
+
 def test_a_folder_whose_name_holds_a_nul_is_reported(nano: Path, tmp_path: Path) -> None:
     run = config(nano, tmp_path, trainer__run_path=f"{tmp_path}/a\0b")
     messages = {problem.path: problem.message for problem in folders_can_be_written(run)}
