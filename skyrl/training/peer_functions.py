@@ -17,6 +17,7 @@ trained token are not among them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Self
@@ -106,6 +107,10 @@ class PeerSettings:
     def get(self, name: str, default: object = None) -> object:
         """The value, or `default` if there is none of this name."""
         return getattr(self, name, default)
+
+
+_SHOWN = 4
+"""Number of items of a tuple that a message shows."""
 
 
 @attrs.frozen
@@ -293,9 +298,16 @@ def checked_loss(loss: ReducedLoss, weigh: Callable[[TrainingBatch], Tensor]) ->
             parts = [sum(_loss_of(candidate, part) for part in _cut(batch, cut)) for cut in cuts]
         if all(abs(part - total) <= 1e-5 * max(1.0, abs(total)) for part in parts):
             return candidate
-    reduction = loss.algorithm.loss_reduction
+    name, reduction = loss.algorithm.policy_loss_type, loss.algorithm.loss_reduction
+    if wrong := [part for part in parts if not math.isfinite(part)]:
+        message = (
+            f"{name} gives {wrong[0]} for a part of a small batch whose answers together have a finite loss: a "
+            "micro-batch may be a single answer, which has no deviation from others"
+        )
+        hint = "take no statistics over the answers of a call: advantage_estimator has all answers to a prompt"
+        raise ConfigError([Problem(path="trainer.algorithm.policy_loss_type", message=message, hint=hint)])
     message = (
-        f"{loss.algorithm.policy_loss_type} gives a mini-batch another loss if it is cut into micro-batches: it is "
+        f"{name} gives a mini-batch another loss if it is cut into micro-batches: it is "
         f"neither a sum over the tokens of its mask nor their {reduction}"
     )
     hint = "use the mask, without which padding counts, and set loss_reduction to the mean that it takes"
@@ -384,6 +396,10 @@ def _loss_and_numbers(result: object) -> tuple[Tensor, dict[str, float]]:
 
 
 def _shape(value: object) -> str:
+    """What a function of the user's gave, in words, with the shapes of tensors and not their numbers."""
+    if isinstance(value, tuple | list):
+        more = ", ..." if len(value) > _SHOWN else ""
+        return f"({', '.join(_shape(item) for item in value[:_SHOWN])}{more})"
     if not isinstance(value, Tensor):
         return f"{value!r:.100}"
     if value.dim():
