@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from attrs import evolve, field, frozen
 
+from skyrl.config.loading.check import has_effect
 from skyrl.interop.report import Conversion, OtherDefault
 from skyrl.interop.translation import (
     Dependent,
@@ -22,6 +24,7 @@ from skyrl.interop.translation import (
 )
 from skyrl.interop.values import Read, read_environment
 from skyrl.interop.writing import Writing, apply
+from skyrl.tree import get_at
 from skyrl.tree.types import display_value
 
 
@@ -183,6 +186,22 @@ def convert_settings(
         ),
         defaults=tuple(line for line in converted.lines if line.source not in settings and line.targets),
     )
+
+
+def other_folder(
+    setting: str, default: str, path: str, *, model: str
+) -> Callable[[Values, Any], Iterator[OtherDefault]]:
+    """For `System.other_defaults`: the folder `default` of a `setting` that a complete run omits, in which
+    `{NAME=VALUE}` is the setting NAME with its default; `path` is ours, and `model` the setting that only complete runs
+    have.
+    """
+
+    def omitted(values: Values, run: Any) -> Iterator[OtherDefault]:
+        if model in values and setting not in values and has_effect(run, path):
+            folder = re.sub(r"{(.+?)=(.+?)}", lambda name: str(_display_value(values.get(name[1], name[2]))), default)
+            yield OtherDefault(source=setting, source_default=folder, path=path, skyrl_default=get_at(run, path))
+
+    return omitted
 
 
 def _display_value(value: object) -> Any:

@@ -13,12 +13,14 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
+from skyrl.config.settings.learners import sets_dropout
 from skyrl.tree.files import stored_text
 
 ALGORITHM = "trainer.algorithm."
 OPTIMIZER = "trainer.policy.optimizer_config."
 ENGINE = "generator.inference_engine."
 SAMPLING = "generator.sampling_params."
+EVALUATION = "generator.eval_sampling_params."
 SHAPING = ALGORITHM + "reward_shaping."
 
 Values = Mapping[str, Any]
@@ -80,6 +82,19 @@ def translate(entry: Entry, value: object) -> Translation:
     if isinstance(entry, str):
         return redundant("not set") if value is None else Translation(writes={entry: value})
     return entry if isinstance(entry, Translation) else entry(value)
+
+
+def translations(values: Values, entries: Mapping[str, Entry]) -> dict[str, Any]:
+    """Our paths with their values, of those settings that `entries` are of; none of a value that only the foreign
+    program can compute, which is reported with its setting.
+    """
+    written = [translate(entry, values[key]).writes for key, entry in entries.items() if is_plain(values.get(key))]
+    return {path: value for writes in written for path, value in writes.items()}
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is data, as opposed to an expression of a program."""
+    return isinstance(value, bool | int | float | str | list | Mapping)
 
 
 _SUPERVISED_PATHS = {
@@ -177,10 +192,10 @@ def dropout(path: str, model: str, key: str, value: object, values: Values) -> T
         return redundant("dropout is off by default")
     try:
         settings = json.loads(stored_text(Path(str(values.get(model))).expanduser() / "config.json"))
-        shares = [share for name, share in settings.items() if "drop" in name]
+        drops = any(sets_dropout(name, value) for name, value in settings.items())
     except (OSError, ValueError, AttributeError):
         return redundant(f"acts only if the model's configuration sets dropout, as few do: then set {path}")
-    if any(not isinstance(share, bool) and isinstance(share, int | float) and share > 0 for share in shares):
+    if drops:
         return Translation(writes={path: True})
     return redundant("no effect: the model's configuration sets no dropout")
 

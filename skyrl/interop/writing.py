@@ -143,7 +143,8 @@ class Writing:
     def finish(self, other_defaults: Callable[[Any], tuple[OtherDefault, ...]] = lambda run: ()) -> Conversion:
         """The tables without derived values, and the problems that `check` finds in the run.
 
-        `other_defaults` compares the finished run with the defaults of settings that the foreign file omits.
+        `other_defaults` compares the finished run, with derived values as far as they can be derived, with the defaults
+        of settings that the foreign file omits.
         """
         run, origins = self._draft.build(), self._draft.origins
         self.resolved = run
@@ -172,7 +173,7 @@ class Writing:
                 _final(line, derivable if line.source in sources else set(), inexpressible) for line in self.lines
             ),
             problems=problems,
-            other_defaults=other_defaults(run),
+            other_defaults=other_defaults(self.resolved),
         )
 
 

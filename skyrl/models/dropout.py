@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from skyrl.config import SkyRLLoraConfig
+from skyrl.config.settings.learners import sets_dropout
 from skyrl.errors import ModelError
 
 
@@ -21,8 +22,7 @@ def dropping_modules(model: Any, lora: SkyRLLoraConfig, *, own: bool, field: str
     modules = dict(model.named_modules())
     if own:
         config = model.config.get_text_config().to_dict()
-        shares = (value for name, value in config.items() if "drop" in name and isinstance(value, int | float))
-        if not any(share > 0 and not isinstance(share, bool) for share in shares):
+        if not any(sets_dropout(name, value) for name, value in config.items()):
             raise ModelError(
                 f"{field}: the model's configuration sets no dropout above 0: give one in model_config_kwargs, such "
                 "as attention_dropout, or set it to false"

@@ -162,6 +162,15 @@ def test_conversion_writes_a_file_that_loads_and_a_report() -> None:
 
 
 @pytest.mark.usefixtures("run_toml")
+def test_a_dash_is_standard_output() -> None:
+    script = "python -m x trainer.epochs=3\n"
+    dashed, plain = converted(script, "--to", "-"), converted(script)
+    assert (dashed.exit_code, dashed.stdout, dashed.stderr) == (0, plain.stdout, plain.stderr)
+    assert "epochs = 3" in dashed.stdout
+    assert not Path("-").exists()
+
+
+@pytest.mark.usefixtures("run_toml")
 def test_conversion_replaces_a_file_only_when_asked_to() -> None:
     Path("new.toml").write_text("mine")
     script = "python -m x trainer.epochs=3\n"

@@ -35,6 +35,16 @@ def line_of(keys: dict[str, Any], source: str) -> Line:
     return next(line for line in convert_keys(keys).lines if line.source == source)
 
 
+def test_evaluation_draws_as_training_does_unless_it_has_settings(tmp_path: Path) -> None:
+    drawn: dict[str, Any] = {"gconfig.stop": ["x"], "gconfig.frequency_penalty": 0.5, "gconfig.min_new_tokens": 2}
+    run = loaded(convert_keys({"actor.path": "a/b", **drawn}), tmp_path)
+    evaluation = run.generator.eval_sampling_params
+    assert (evaluation.stop, evaluation.frequency_penalty, evaluation.min_new_tokens) == (("x",), 0.5, 2)
+    assert evaluation.temperature == 1.0  # the default of AReaL's training
+    own = loaded(convert_keys({"actor.path": "a/b", **drawn, "eval_gconfig.temperature": 0.6}), tmp_path)
+    assert (own.generator.eval_sampling_params.stop, own.generator.eval_sampling_params.temperature) == (None, 0.6)
+
+
 def test_every_key_of_every_file_has_a_fate_and_a_loadable_result(files: tuple[Converted, ...], tmp_path: Path) -> None:
     for file in files:
         lines = file.conversion.lines

@@ -173,6 +173,40 @@ def test_optimizer_steps_are_counted_as_training_steps(tmp_path: Path) -> None:
     assert line_of(several, "max_steps").reason == "in training steps of 4 optimizer steps"
 
 
+def test_the_report_says_where_a_run_is_if_the_file_does_not() -> None:
+    for kind, path in (("grpo", "trainer.run_path"), ("sft", "run_path")):
+        [other] = convert_keys({**WHOLE, "run_name": "a"}, kind=kind).other_defaults
+        assert (other.source_default, other.path, other.skyrl_default) == ("trainer_output", path, "runs/a")
+        assert convert_keys({**WHOLE, "output_dir": "a"}, kind=kind).other_defaults == ()
+
+
+def test_evaluation_draws_as_training_does(tmp_path: Path) -> None:
+    drawn = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "min_p": 0.05, "repetition_penalty": 1.1}
+    keys = drawn | {"generation_kwargs": {"length_penalty": 2}, "eval_strategy": "steps", "eval_steps": 10}
+    generator = loaded(convert_keys(WHOLE | keys), tmp_path).generator
+    assert {name: getattr(generator.eval_sampling_params, name) for name in drawn} == drawn
+    assert generator.eval_sampling_params.additional_kwargs == {"length_penalty": 2}
+    silent = loaded(convert_keys(WHOLE | {"eval_strategy": "steps", "eval_steps": 10}), tmp_path)
+    assert silent.generator.eval_sampling_params.temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    ("keys", "beginning"),
+    [
+        ({"max_prompt_length": 9, "loss_type": "dapo"}, "The arguments are those of TRL 0.27.2, as far"),
+        ({"max_prompt_length": 9, "scale_rewards": "batch"}, "The arguments are those of TRL 0.27.2, as far"),
+        ({"max_prompt_length": 9, "loss_type": "bnpo"}, "The arguments are those of TRL 0.18.0 or 0.27.2"),
+        ({"loss_type": "dapo"}, "The arguments are those of TRL 0.27.2 or 1.16.0"),
+        ({"loss_type": "bnpo", "scale_rewards": True}, ""),
+    ],
+)
+def test_values_tell_the_version_whose_defaults_are_used(keys: dict[str, Any], beginning: str, tmp_path: Path) -> None:
+    conversion = convert_keys(WHOLE | {"use_vllm": True} | keys)
+    assert conversion.notice.startswith(beginning)
+    assert bool(conversion.notice) == bool(beginning)
+    assert loaded(conversion, tmp_path).trainer.algorithm.off_policy_correction.tis_ratio_type == "sequence"
+
+
 def test_evaluation_is_that_of_trl(tmp_path: Path) -> None:
     keys = {
         "eval_strategy": "steps",

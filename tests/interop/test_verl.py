@@ -137,6 +137,100 @@ def test_dtypes_that_differ_from_the_usual_ones_are_carried_over(tmp_path: Path)
     assert (precision.param_dtype, precision.reduce_dtype, precision.buffer_dtype) == ("float16", "bf16", "fp32")
 
 
+@pytest.mark.parametrize(
+    ("of_data", "of_engines", "longest"),
+    [(None, None, 512), (1024, None, 1024), (1024, 300, 300), (None, 300, 300), (300, 300, 300), (1024, "ref", 1024)],
+)
+def test_the_longest_answer_is_the_one_that_verls_engines_read(
+    of_data: int | None, of_engines: int | str | None, longest: int, tmp_path: Path
+) -> None:
+    reference = "${oc.select:data.max_response_length,512}"
+    lengths = {
+        "data.max_response_length": of_data,
+        ROLLOUT + "response_length": reference if of_engines == "ref" else of_engines,
+        ACTOR + "loss_agg_mode": "seq-mean-token-sum-norm",
+    }
+    conversion = convert_keys(WHOLE | {key: value for key, value in lengths.items() if value is not None})
+    run = loaded(conversion, tmp_path)
+    assert run.generator.sampling_params.max_generate_length == longest
+    assert run.trainer.algorithm.max_seq_len == longest
+    lines = {line.source: line for line in (*conversion.lines, *conversion.defaults)}
+    for line in lines.values():
+        if line.reason.startswith("set by") and line.source in lengths:
+            assert lines[line.reason.removeprefix("set by ")].targets
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+@pytest.mark.parametrize("role", ["actor_rollout_ref.", "critic."])
+def test_dropout_of_a_models_configuration_acts_in_updates(role: str, share: float, tmp_path: Path) -> None:
+    keys = WHOLE | PPO | {"critic.model.path": "c/d", ACTOR + "use_kl_loss": True}
+    keys |= {role + "model.override_config.attention_dropout": share}
+    conversion = convert_keys(keys)
+    trainer = loaded(conversion, tmp_path).trainer
+    learner = trainer.critic if role == "critic." else trainer.policy
+    assert learner.model_config_kwargs == {"attention_dropout": share}
+    assert learner.use_dropout is (share > 0)
+    assert not [problem for problem in conversion.problems if "model_config_kwargs" in problem.path]
+
+
+def test_under_megatron_the_models_configuration_is_that_of_megatron(tmp_path: Path) -> None:
+    keys = WHOLE | {"model_engine": "megatron", "actor_rollout_ref.model.override_config.rms_norm_eps": 1e-5}
+    policy = loaded(convert_keys(keys), tmp_path).trainer.policy
+    assert policy.megatron_config.model_config_kwargs == {"rms_norm_eps": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("keys", "temperature", "is_told"),
+    [
+        ({"temperature": 0.7}, 0.7, True),
+        ({"temperature": 0.7, "do_sample": False}, 0.7, True),
+        ({"temperature": 0.7, "do_sample": True}, 0.7, False),
+        ({"temperature": 0, "do_sample": False}, 0, False),
+        ({"do_sample": False}, None, False),
+    ],
+)
+def test_evaluation_samples_at_the_temperature_of_verl(
+    keys: dict[str, Any], temperature: float | None, is_told: bool, tmp_path: Path
+) -> None:
+    values = {f"{ROLLOUT}val_kwargs.{name}": value for name, value in keys.items()} | {"trainer.test_freq": 5}
+    conversion = convert_keys(WHOLE | values | {"data.val_files": "b.parquet"})
+    sampling = loaded(conversion, tmp_path).generator.eval_sampling_params
+    assert (sampling and sampling.temperature) == temperature
+    assert any("Earlier versions are greedy" in remark for remark in conversion.remarks) is is_told
+    assert not [problem for problem in conversion.problems if "eval_sampling_params" in problem.path]
+
+
+@pytest.mark.parametrize("is_shuffled", [True, False])
+def test_a_seed_of_an_order_matters_only_with_one(is_shuffled: bool) -> None:
+    line = line_of({"data.seed": 3, "data.shuffle": is_shuffled}, "data.seed")
+    assert line.is_refused is is_shuffled
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "outcome"),
+    [
+        ("amsgrad", False, "needless"),
+        ("amsgrad", True, "not yet"),
+        ("fused", True, "needless"),
+        ("a", False, "not yet"),
+    ],
+)
+def test_arguments_of_an_optimizer_that_are_torchs_defaults_need_nothing(name: str, value: bool, outcome: str) -> None:
+    key = f"{ACTOR}optim.override_optimizer_config.{name}"
+    assert line_of({key: value}, key).outcome == outcome
+
+
+def test_the_report_says_where_checkpoints_are_if_the_file_does_not() -> None:
+    saving = WHOLE | {"trainer.save_freq": 5, "trainer.experiment_name": "x"}
+    [other] = convert_keys(saving).other_defaults
+    assert (other.source, other.source_default) == ("trainer.default_local_dir", "checkpoints/verl_examples/x")
+    assert (other.path, other.skyrl_default) == ("trainer.ckpt_path", "runs/x/checkpoints")
+    assert convert_keys(saving | {"trainer.default_local_dir": "a"}).other_defaults == ()
+    supervised = {"model.path": "a/b", "optim.lr": 1e-5, "trainer.save_freq": 5}
+    [other] = convert_keys(supervised).other_defaults
+    assert (other.source_default, other.path) == ("checkpoints/gsm8k-sft/test", "ckpt_path")
+
+
 def test_shuffle_false_is_converted(tmp_path: Path) -> None:
     assert not loaded(convert_keys(WHOLE | {"data.shuffle": False}), tmp_path).data.shuffle
 

@@ -261,7 +261,7 @@ def test_megatrons_optimizer_options_are_carried_over(tmp_path: Path) -> None:
     policy = loaded(convert_keys(MODEL | keys), tmp_path).trainer.policy
     assert policy.megatron_config.optimizer_config_kwargs["optimizer_cpu_offload"] is True
     assert (policy.optimizer_config.scheduler, policy.optimizer_config.min_lr_ratio) == ("cosine", pytest.approx(0.1))
-    option = optim + "override_optimizer_config.fused"
+    option = optim + "override_optimizer_config.amsgrad"
     assert line_of(convert_keys(MODEL | {option: True}), option).is_refused
 
 

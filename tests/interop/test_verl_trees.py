@@ -72,7 +72,7 @@ AROUND = (
     "project_name", "run_name", "logger", "ckpt_path", "train_data", "val_data", "train_datasets", "path", "seed",
     # the same result in another way
     "offload_after_step", "schedule_unit", "async_ckpt_save", "share_group_prompts", "use_liger_kernel", "strategy",
-    "attention_backend", "num_parallel_generation_workers", "max_num_seqs", "greedy", "top_k", "top_p",
+    "attention_backend", "num_parallel_generation_workers", "max_num_seqs", "top_k", "top_p",
 )  # fmt: skip
 """Last names of fields that may differ: where a run is kept, and how fast it is."""
 

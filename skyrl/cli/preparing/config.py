@@ -224,7 +224,11 @@ def diff(before: str, after: str, as_json: bool, written: bool) -> None:
     help="The system that the file is of; without it, it is recognised by its settings.",
 )
 @click.option(
-    "--to", "output", type=click.Path(dir_okay=False), help="Write the TOML to this file instead of standard output."
+    "--to",
+    "output",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    callback=lambda context, option, value: None if value == "-" else value,
+    help="Write the TOML to this file instead of standard output (-).",
 )
 @click.option(
     "--command", "number", type=click.IntRange(min=1), help="Which of a script's training commands to convert."

@@ -14,6 +14,7 @@ from typing import Any
 from skyrl.config.checks import functions_in, megatron, warning
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.foundation.entry import RunConfig
+from skyrl.config.settings.learners import sets_dropout
 from skyrl.errors import Problem
 from skyrl.planning.batches import divisors, nearest, nearest_divisors
 from skyrl.tree import get_at
@@ -353,6 +354,20 @@ def sequence_parallel_needs_torch_attention(run: RunConfig, model: Role) -> Iter
             message = f"{size} ranks cannot share a sequence while {field} is {basics.attention}"
             hint = f"set {field} = sdpa, which uses torch's FlashAttention kernels on CUDA"
             yield Problem(path=path, message=message, hint=hint)
+
+
+def dropout_has_its_switch(run: RunConfig, model: Role) -> Iterator[Problem]:
+    """A learner drops nothing, whatever its model's configuration says, unless it is asked to."""
+    if not model.learns or model.section(run).use_dropout:
+        return
+    table = model.facts(run).overrides
+    for name, value in get_at(model.section(run), table).items():
+        if sets_dropout(name, value):
+            yield warning(
+                path=f"{model.at(table)}.{name}",
+                message=f"has no effect: {model.at('use_dropout')} is false",
+                hint=f"set {model.at('use_dropout')} to true, or leave this out",
+            )
 
 
 def gathered_attention_has_no_dropout(run: RunConfig, model: Role) -> Iterator[Problem]:

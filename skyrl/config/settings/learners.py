@@ -244,6 +244,11 @@ class ShardedModelConfig(ModelDefaults, LocatedConfig):
     `megatron_config.expert_model_parallel_size` instead."""
 
 
+def sets_dropout(name: str, value: object) -> bool:
+    """Whether a field of a model's Hugging Face configuration sets dropout, such as `attention_dropout = 0.1`."""
+    return "drop" in name and not isinstance(value, bool) and isinstance(value, int | float) and value > 0
+
+
 @frozen
 class LearnerConfig(ShardedModelConfig):
     """A model that learns."""

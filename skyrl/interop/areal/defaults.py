@@ -46,7 +46,9 @@ _CRITIC: dict[str, Any] = {
     "critic.disable_dropout": False,
 }
 _TRACKERS = ("stats_logger.", "wandb.", "swanlab.", "tensorboard.")
-_SAMPLED_ALIKE = ("temperature", "top_p", "top_k")
+_SAMPLED_ALIKE = (
+    "temperature", "top_p", "top_k", "greedy", "min_new_tokens", "frequency_penalty", "stop", "stop_token_ids",
+)  # fmt: skip
 _NORM = {2025: {"std_unbiased": False}, 2026: {"std_unbiased": True}}
 _NORM_ALWAYS: dict[str, Any] = {"mean_level": "batch", "std_level": "batch", "eps": 1e-5}
 
@@ -133,7 +135,8 @@ def _evaluation(values: Values) -> dict[str, Any]:
     if any(key.startswith("eval_gconfig.") for key in values):
         return {"eval_gconfig.temperature": 1.0, "eval_gconfig.max_new_tokens": 16384}
     alike = {f"eval_gconfig.{name}": values.get(f"gconfig.{name}") for name in _SAMPLED_ALIKE}
-    return {key: value for key, value in alike.items() if value is not None} or {"eval_gconfig.temperature": 1.0}
+    default = {} if values.get("gconfig.greedy") else {"eval_gconfig.temperature": 1.0}
+    return default | {key: value for key, value in alike.items() if value is not None}
 
 
 def _lengths(values: Values, max_tokens: int) -> dict[str, Any]:

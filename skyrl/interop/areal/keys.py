@@ -24,6 +24,7 @@ from skyrl.interop.peer_trees import peer_trees
 from skyrl.interop.translation import (
     ALGORITHM,
     ENGINE,
+    EVALUATION,
     OPTIMIZER,
     SAMPLING,
     SHAPING,
@@ -303,7 +304,7 @@ _SGLANG_KEYS: dict[str, Entry] = {
 
 ROLLOUT_KEYS: dict[str, Entry] = {
     **_sampling("gconfig", SAMPLING),
-    **_sampling("eval_gconfig", "generator.eval_sampling_params."),
+    **_sampling("eval_gconfig", EVALUATION),
     "eval_gconfig.n_samples": "generator.eval_n_samples_per_prompt",
     **{table: missing("a value for a whole table; set its fields instead") for table in (
         "eval_gconfig", "ref", "critic", "valid_dataset",

@@ -20,6 +20,7 @@ from skyrl.interop.systems import System, convert_settings
 from skyrl.interop.translation import (
     ALGORITHM,
     ENGINE,
+    EVALUATION,
     OPTIMIZER,
     SAMPLING,
     Dependent,
@@ -42,7 +43,6 @@ from skyrl.tree.types import display_value
 
 POLICY = "trainer.policy."
 LORA = POLICY + "model.lora."
-EVALUATION = "generator.eval_sampling_params."
 
 _LOGS = "logs and metrics are written to the run's folder"
 _RENDERER = "the chat template of the model renders prompts"

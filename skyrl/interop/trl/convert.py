@@ -1,10 +1,11 @@
 """Converts TRL's arguments of GRPO, RLOO, SFT, reward models, DPO, KTO and distillation to our tables, for TRL
-1.16, TRL 0.18 and open-r1.
+1.16, 0.27 and 0.18 and open-r1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from attrs import evolve
@@ -12,7 +13,7 @@ from attrs import evolve
 from skyrl.config import PreferenceConfig, RewardModelConfig, SFTConfig, SkyRLTrainConfig
 from skyrl.interop.peer_trees import PeerTree
 from skyrl.interop.report import Conversion
-from skyrl.interop.systems import Switch, System, convert_settings, other_than
+from skyrl.interop.systems import Switch, System, convert_settings, other_folder, other_than
 from skyrl.interop.translation import Values, is_off, number
 from skyrl.interop.trl import supervised
 from skyrl.interop.trl.dependent import DEPENDENT, OF_RLOO, implied, implied_by_rloo
@@ -103,7 +104,7 @@ _TASK = (
     "function that returns 0 (rewards.py:nothing); distillation.task_coef = 0 keeps them out of the loss."
 )
 _SERVERS = (
-    "TRL 0.18 samples from servers of `trl vllm-serve`, unless vllm_mode is colocate; here engines share the GPUs "
+    "TRL {version} samples from servers of `trl vllm-serve`, unless vllm_mode is colocate; here engines share the GPUs "
     "of the learners."
 )
 _LEFT_OUT = (
@@ -136,12 +137,15 @@ def convert_keys(keys: Mapping[str, Any], where: str = "arguments", *, kind: str
     return evolve(converted, notice=notice, remarks=tuple(_remarks(kind, keys, tree)))
 
 
+_folder = partial(other_folder, "output_dir", "trainer_output", model="model_name_or_path")
+
+
 def _system(kind: str, tree: PeerTree) -> System:
     def unknown(key: str, writing: Writing) -> str:
         others = [other for other in kinds_with(key) if other != kind]
         if others:
             return f"an argument of TRL's {' and '.join(others)}; its {kind} does not have it"
-        return f"not an argument of TRL 1.16 or 0.18: its {kind} does not have it"
+        return f"not an argument of TRL 1.16, 0.27 or 0.18: its {kind} does not have it"
 
     grpo = System(
         keys=KEYS,
@@ -150,10 +154,12 @@ def _system(kind: str, tree: PeerTree) -> System:
         unknown=unknown,
         defaults=lambda values: _left_out(values, tree),
         implied=implied,
+        other_defaults=_folder("trainer.run_path"),
     )
     if kind in _SUPERVISED:
         _, keys, dependent, implied_by = _SUPERVISED[kind]
-        return evolve(grpo, keys=keys, dependent=(dependent,), implied=implied_by)
+        other = _folder("run_path")
+        return evolve(grpo, keys=keys, dependent=(dependent,), implied=implied_by, other_defaults=other)
     if kind == "distillation":
         return evolve(
             grpo,
@@ -185,7 +191,7 @@ def _remarks(kind: str, keys: Mapping[str, Any], tree: PeerTree) -> Iterable[str
     if "max_prompt_length" not in keys:
         yield _PROMPTS
     if keys.get("use_vllm") and "vllm_mode" not in keys and tree.defaults.get("vllm_mode") == "server":
-        yield _SERVERS
+        yield _SERVERS.format(version=tree.version)
     if kind == "distillation":
         yield _TASK
         return

@@ -14,23 +14,39 @@ from typing import Any
 from skyrl.interop.translation import (
     ALGORITHM,
     ENGINE,
+    EVALUATION,
     OPTIMIZER,
+    SAMPLING,
     Dependent,
+    Entry,
     Translation,
     UnexpectedValue,
     Values,
     count,
     dropout,
     is_off,
+    maps_to,
     number,
+    numeric,
     real,
     redundant,
     refused,
     table,
+    translations,
     unsupported,
     word,
 )
 from skyrl.tree.types import display_value
+
+SAMPLED: dict[str, Entry] = {
+    "temperature": numeric(SAMPLING + "temperature"),
+    "top_p": numeric(SAMPLING + "top_p"),
+    "top_k": maps_to(SAMPLING + "top_k", convert=lambda value: value or -1),
+    "min_p": numeric(SAMPLING + "min_p"),
+    "repetition_penalty": numeric(SAMPLING + "repetition_penalty"),
+    "generation_kwargs": SAMPLING + "additional_kwargs",
+}
+"""How completions are drawn, in training and in evaluation (trl/trainer/grpo_trainer.py:1131 and 1162)."""
 
 REDUCTIONS = {
     "grpo": "sequence_mean", "sapo": "sequence_mean", "dapo": "token_mean", "cispo": "token_mean",
@@ -432,8 +448,8 @@ def implied(values: Values) -> Iterator[tuple[str, str, Any]]:
     if values.get("eval_strategy", "no") != "no":
         samples = values.get("num_generations_eval") or values.get("num_generations", 8)
         paths["generator.eval_n_samples_per_prompt"] = samples
-        paths["generator.eval_sampling_params.temperature"] = values.get("temperature", 1.0)
-        paths["generator.eval_sampling_params.top_p"] = values.get("top_p", 1.0)
+        of_training = translations({"temperature": 1.0, "top_p": 1.0, **values}, SAMPLED)
+        paths |= {path.replace(SAMPLING, EVALUATION): value for path, value in of_training.items()}
     yield from (("implied", path, value) for path, value in paths.items())
 
 

@@ -1,5 +1,5 @@
 """TRL's settings that convert independently: those of `GRPOConfig`, `RLOOConfig` and their base `TrainingArguments`, of
-TRL 1.16 and 0.18 and of open-r1's recipes.
+TRL 1.16, 0.27 and 0.18 and of open-r1's recipes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from skyrl.interop.translation import (
     unsupported,
     when_on,
 )
+from skyrl.interop.trl.dependent import SAMPLED
 from skyrl.tree.types import display_value
 
 _HUB = "exports go to trainer.export_path; upload them with the Hugging Face CLI"
@@ -115,12 +116,7 @@ _GENERATION: dict[str, Entry] = {
     "num_generations_eval": "generator.eval_n_samples_per_prompt",
     "max_completion_length": SAMPLING + "max_generate_length",
     "max_prompt_length": "trainer.max_prompt_length",
-    "temperature": numeric(SAMPLING + "temperature"),
-    "top_p": numeric(SAMPLING + "top_p"),
-    "top_k": maps_to(SAMPLING + "top_k", convert=lambda value: value or -1),
-    "min_p": numeric(SAMPLING + "min_p"),
-    "repetition_penalty": numeric(SAMPLING + "repetition_penalty"),
-    "generation_kwargs": SAMPLING + "additional_kwargs",
+    **SAMPLED,
     "cache_implementation": redundant(_CACHES),
     "use_transformers_continuous_batching": redundant("engines use continuous batching"),
     "use_transformers_paged": redundant("engines use continuous batching"),

@@ -56,22 +56,39 @@ def kinds_with(key: str) -> list[str]:
     return [kind for kind in CONVERTED if any(key in tree.defaults for tree in _trees(kind))]
 
 
-def tree_of(kind: str, keys: Iterable[str]) -> tuple[PeerTree, str]:
-    """The tree that has the most of the arguments, the newest of several, and a remark that names its version if the
-    arguments tell it from the others.
+_VALUES: dict[tuple[str, str], dict[str, tuple[object, ...]]] = {
+    ("0.18.0", "grpo"): {"loss_type": ("grpo", "bnpo", "dr_grpo"), "scale_rewards": (True, False)},
+}
+"""(version, trainer) -> the values that it has for an argument which has others in later versions
+(trl/trainer/grpo_trainer.py:1371 of 0.18.0).
+"""
+
+
+def tree_of(kind: str, keys: Mapping[str, Any]) -> tuple[PeerTree, str]:
+    """The tree that has the most of the arguments with their values, the newest of several, and a remark that names the
+    version unless it is the newest and all versions have them alike.
     """
     trees = _trees(kind)
-    written = {key.partition(".")[0] for key in keys}
-    known = [len(written & tree.defaults.keys()) for tree in trees]
+    known = [_number_known(tree, kind, keys) for tree in trees]
     best = max(range(len(trees)), key=lambda at: (known[at], at))
-    versions = {tree.version for tree, number in zip(trees, known, strict=True) if number == known[best]}
-    if len(versions) > 1:
+    among = {tree.version: None for tree, number in zip(trees, known, strict=True) if number == known[best]}
+    versions = dict.fromkeys(tree.version for tree in trees)
+    if len(among) == len(versions) > 1:
         return trees[best], ""
     recipe = " with those of open-r1" if trees[best].kind.startswith("open_r1_") else ""
-    others = ", ".join(dict.fromkeys(tree.version for tree in trees))
+    used = "its defaults were used" if len(among) == 1 else f"the defaults of {trees[best].version} were used"
     return trees[best], (
-        f"The arguments are those of TRL {trees[best].version}{recipe}, as far as versions are known here ({others}): "
-        "its defaults were used."
+        f"The arguments are those of TRL {' or '.join(among)}{recipe}, as far as versions are known here "
+        f"({', '.join(versions)}): {used}."
+    )
+
+
+def _number_known(tree: PeerTree, kind: str, keys: Mapping[str, Any]) -> int:
+    """How many of the arguments a tree has, with the values that they have."""
+    values = _VALUES.get((tree.version, kind), {})
+    return sum(
+        name in tree.defaults and (isinstance(value, ProgramValue) or name not in values or value in values[name])
+        for name, value in {key.partition(".")[0]: value for key, value in keys.items()}.items()
     )
 
 

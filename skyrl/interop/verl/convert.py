@@ -17,8 +17,8 @@ from skyrl.interop import not_converted
 from skyrl.interop.launches import RUNS, PeerPrograms, ProgramFacts, aside, launch_of, reads_images, unconverted
 from skyrl.interop.peer_trees import peer_trees, versions_with
 from skyrl.interop.report import Conversion
-from skyrl.interop.systems import ProgramValue, System, convert_settings
-from skyrl.interop.translation import Values
+from skyrl.interop.systems import ProgramValue, System, convert_settings, other_folder
+from skyrl.interop.translation import Values, number
 from skyrl.interop.values import flat_file, is_script, without_references, yaml_value
 from skyrl.interop.verl.asynchronous import (
     ASYNCHRONOUS,
@@ -101,6 +101,7 @@ _ALWAYS: dict[str, Any] = {
     "trainer.n_gpus_per_node": 8,
 }
 _MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
+_EVALUATION = "actor_rollout_ref.rollout.val_kwargs."
 _WITH_A_CRITIC: dict[str, Any] = {"critic.optim.lr": 1e-5, "critic.cliprange_value": 0.5}
 _REWARDS = (
     "verl chooses the reward by each row's data_source, or by custom_reward_function: set environment.env_class to the "
@@ -163,11 +164,23 @@ def convert_keys(
         remarks += (
             f"The script also uses the settings of {based_on}.yaml, which it does not contain: convert that file, too.",
         )
+    remarks += tuple(_greedy(values))
     added = next((added for name, added in _ADDED.items() if f".{program}".endswith(f".{name}")), {})
     system = evolve(_VERL, defaults=lambda settings: _left_out({**added, **settings}, settings))
     mode = mode_of({**added, **values})
     notice = _version(keys, mode if mode in ("fully_async", "one_step_off") else strategy_of(values))
     return evolve(convert_settings(system, values, Writing(where)), notice=notice, remarks=remarks)
+
+
+def _greedy(values: Values) -> Iterable[str]:
+    """A remark where versions of verl differ: those before 0.7 are greedy in evaluation unless do_sample is true."""
+    temperature = number(values.get(_EVALUATION + "temperature"))
+    if isinstance(temperature, int | float) and temperature > 0 and values.get(_EVALUATION + "do_sample") is not True:
+        yield (
+            f"Evaluation samples with val_kwargs.temperature = {temperature:g}, as in verl since 0.7. "
+            "Earlier versions are greedy unless val_kwargs.do_sample is true: for that, set "
+            "generator.eval_sampling_params.temperature = 0."
+        )
 
 
 def _version(keys: Iterable[str], kind: str) -> str:
@@ -230,4 +243,10 @@ _VERL = System(
     switches=SWITCHES,
     unknown=lambda key, writing: "not known to this converter, which covers the settings of verl up to 0.9.1",
     implied=layout,
+    other_defaults=other_folder(
+        "trainer.default_local_dir",
+        "checkpoints/{trainer.project_name=verl_examples}/{trainer.experiment_name=gsm8k}",
+        "trainer.ckpt_path",
+        model="actor_rollout_ref.model.path",
+    ),
 )

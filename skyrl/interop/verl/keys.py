@@ -5,9 +5,9 @@ from __future__ import annotations
 from skyrl.interop.translation import (
     ALGORITHM,
     ENGINE,
+    EVALUATION,
     SAMPLING,
     Entry,
-    Translation,
     fixed,
     missing,
     non_empty,
@@ -16,7 +16,6 @@ from skyrl.interop.translation import (
     sources,
 )
 
-_EVAL = "generator.eval_sampling_params."
 _POLICY = "trainer.policy."
 _CRITIC = "trainer.critic."
 _LOADERS = "affects how verl reads files; here rows are read and split into prompts once, before training"
@@ -94,8 +93,8 @@ _ROLLOUT: dict[str, Entry] = {
     "ignore_eos": fixed(
         False, does="responses end at an end-of-sequence token", otherwise="ignoring end-of-sequence tokens"
     ),
-    "prompt_length": redundant("set by data.max_prompt_length"),
-    "response_length": redundant("set by data.max_response_length"),
+    "prompt_length": redundant("prompts above data.max_prompt_length are skipped; verl pads others to this length"),
+    "response_length": SAMPLING + "max_generate_length",
     "mode": redundant("every trajectory runs independently, as in verl's async mode"),
     "dtype": ENGINE + "model_dtype",
     "gpu_memory_utilization": numeric(ENGINE + "gpu_memory_utilization"),
@@ -130,14 +129,10 @@ _ROLLOUT: dict[str, Entry] = {
     "skip.*": redundant("set by skip.enable, which is not implemented"),
     "skip_rollout": fixed(False, does="off", otherwise="recorded rollouts; see trainer.rollouts_from"),
     "val_kwargs.n": "generator.eval_n_samples_per_prompt",
-    "val_kwargs.temperature": numeric(_EVAL + "temperature"),
-    "val_kwargs.top_p": numeric(_EVAL + "top_p"),
-    "val_kwargs.top_k": _EVAL + "top_k",
-    "val_kwargs.do_sample": lambda value: (
-        redundant("evaluation samples with val_kwargs.temperature")
-        if value
-        else Translation(writes={_EVAL + "greedy": True})
-    ),
+    "val_kwargs.temperature": numeric(EVALUATION + "temperature"),
+    "val_kwargs.top_p": numeric(EVALUATION + "top_p"),
+    "val_kwargs.top_k": EVALUATION + "top_k",
+    "val_kwargs.do_sample": redundant("not read since verl 0.7: val_kwargs.temperature decides, and 0 is greedy"),
     "agent.num_workers": redundant("trajectories need no worker processes"),
     "agent.default_agent_loop": fixed(
         "single_turn_agent", does="a single turn is the default", otherwise="verl's agent loops; see docs/agents.md"

@@ -8,6 +8,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from skyrl.config.settings.learners import sets_dropout
 from skyrl.config.settings.strategies import has_own_modules
 from skyrl.interop.translation import (
     ENGINE,
@@ -25,7 +26,7 @@ from skyrl.interop.translation import (
     word,
 )
 from skyrl.interop.verl.asynchronous import ENGINE_SIZES, ROLLOUT, engine_gpus, gpus_of_an_engine, mode_of
-from skyrl.interop.verl.objective import ACTOR, has_critic, has_v1
+from skyrl.interop.verl.objective import ACTOR, has_critic, has_v1, longest_answer
 from skyrl.tree.types import display_value
 
 _REF = "actor_rollout_ref.ref."
@@ -295,6 +296,14 @@ def _convert_first_rate(key: str, value: object, values: Values) -> Translation:
     return unsupported("a schedule that leaves out its first rate")
 
 
+def _length(key: str, value: object, values: Values) -> Translation | None:
+    """Convert the longest answer, which two settings have; None for the one that decides."""
+    if value == longest_answer(values) and (key.startswith("data.") or value != values.get("data.max_response_length")):
+        return None
+    other = "data.max_response_length" if key.startswith(ROLLOUT) else ROLLOUT + "response_length"
+    return redundant(f"set by {other}")
+
+
 def _adapter(key: str, value: object, values: Values) -> Translation | None:
     """Convert `lora_*` and `lora.*`: FSDP reads the former, Megatron the latter."""
     name = key.removeprefix(_MODEL)
@@ -380,8 +389,13 @@ def _critic_epochs(key: str, value: object, values: Values) -> Translation:
 def _override(key: str, value: object, values: Values) -> Translation:
     """Convert a field of the model's configuration, which verl's reference model has, too."""
     name = key.partition("override_config.")[2].removeprefix("model_config.")
-    models = ["critic"] if key.startswith("critic.") else ["policy"] + ["ref"] * has_reference(values)
-    return Translation(writes={f"trainer.{model}.model_config_kwargs.{name}": value for model in models})
+    learner = "critic" if key.startswith("critic.") else "policy"
+    models = [learner] + ["ref"] * (learner == "policy" and has_reference(values))
+    table = "megatron_config.model_config_kwargs" if is_megatron(values) else "model_config_kwargs"
+    writes: dict[str, Any] = {f"trainer.{model}.{table}.{name}": value for model in models}
+    if sets_dropout(name, value):  # learners of verl are in training mode (engine/fsdp/transformer_impl.py:1133)
+        writes[f"trainer.{learner}.use_dropout"] = True
+    return Translation(writes=writes)
 
 
 def _used(table: str, name: str, values: Values) -> Any:
@@ -414,6 +428,10 @@ def _optimizer_option(key: str, value: object, values: Values) -> Translation:
             return Translation(writes={ours + "adam_eps": number(value)})
         case "betas", False:
             return Translation(writes={ours + "adam_betas": value})
+        case "amsgrad" | "maximize" | "differentiable" | "capturable", False if value is False:
+            return redundant("off, as in torch")
+        case "foreach" | "fused", False:
+            return redundant("affects speed, not results")
         case "adam_beta1" | "adam_beta2", True:
             first, second = _used(table, "adam_beta1", values), _used(table, "adam_beta2", values)
             betas = [0.9 if first is None else number(first), 0.999 if second is None else number(second)]
@@ -472,6 +490,7 @@ LAYOUT: dict[str, Dependent] = {
     "trainer.resume_mode": _resume,
     "trainer.resume_from_path": _resume_path,
     "data.truncation": _truncation,
+    **dict.fromkeys(("data.max_response_length", ROLLOUT + "response_length"), _length),
     "data.apply_chat_template_kwargs.*": lambda key, value, values: Translation(
         writes={f"generator.chat_template_kwargs.{key.partition('_kwargs.')[2]}": value}
     ),

@@ -28,7 +28,7 @@ from skyrl.interop.translation import (
     unsupported,
     word,
 )
-from skyrl.interop.verl.asynchronous import BYPASS, is_bypassed
+from skyrl.interop.verl.asynchronous import BYPASS, ROLLOUT, is_bypassed
 from skyrl.tree.types import display_value
 
 _OVERLONG = ("reward_model.reward_kwargs.", "reward.reward_kwargs.")
@@ -208,6 +208,14 @@ def has_critic(values: Values) -> bool:
     return enabled if isinstance(enabled, bool) else values.get("algorithm.adv_estimator", "gae") == "gae"
 
 
+def longest_answer(values: Values) -> Any:
+    """Longest answer in tokens: engines read `rollout.response_length`, which is `data.max_response_length` unless a
+    file has another (rollout.yaml:39 of verl).
+    """
+    of_engines = values.get(ROLLOUT + "response_length")
+    return values.get("data.max_response_length", 512) if of_engines is None else of_engines
+
+
 def _loss(values: Values) -> str:
     return str(values.get(ACTOR + "policy_loss.loss_mode", "vanilla"))
 
@@ -264,7 +272,7 @@ def _reduction(key: str, value: object, values: Values) -> Translation:
         case "seq-mean-token-sum":
             return _divide_by_length(1, _note_on_values(values))
         case "seq-mean-token-sum-norm":
-            length = values.get(ACTOR + "loss_scale_factor") or values.get("data.max_response_length", 512)
+            length = values.get(ACTOR + "loss_scale_factor") or longest_answer(values)
             return _divide_by_length(length, _note_on_values(values))
     return unsupported(f"loss reduction {display_value(value)}")
 

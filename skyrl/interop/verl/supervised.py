@@ -12,7 +12,7 @@ from attrs import evolve
 from skyrl.config import SFTConfig
 from skyrl.config.settings.strategies import has_own_modules
 from skyrl.interop.report import Conversion
-from skyrl.interop.systems import Switch, System, convert_settings
+from skyrl.interop.systems import Switch, System, convert_settings, other_folder
 from skyrl.interop.translation import (
     Dependent,
     Entry,
@@ -107,6 +107,12 @@ def convert_supervised(
         defaults=lambda values: _left_out(values, is_old),
         reports_defaults=True,
         implied=lambda values: _implied(values, gpus),
+        other_defaults=other_folder(
+            "trainer.default_local_dir",
+            "checkpoints/{trainer.project_name=gsm8k-sft}/{trainer.experiment_name=test}",
+            "ckpt_path",
+            model=f"{_POLICY}model.{'partial_pretrain' if is_old else 'path'}",
+        ),
     )
     conversion = convert_settings(system, values, Writing(where, SFTConfig))
     named = {**{_renamed(key): key for key in (*_DEFAULTS, *_OLD_DEFAULTS)}, **names}

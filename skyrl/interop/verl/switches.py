@@ -10,6 +10,7 @@ _LOW_PRECISION = ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
 SWITCHES = (
+    Switch("data.shuffle", ("data.seed",), "trainer/ppo/utils.py:157", default=True),
     Switch("distillation.enabled", ("distillation.*",), "trainer/ppo/utils.py:82"),
     *(
         Switch(f"skip.{name}.enable", (f"skip.{name}.*",), "utils/skip/base_skip.py:47")

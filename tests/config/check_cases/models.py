@@ -34,6 +34,11 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({EPSILON: 1.0}, EPSILON),
         ({BETAS: [0.999, 0.9]}, BETAS),
     ],
+    "dropout_has_its_switch": [
+        ({**CRITIC, f"trainer.{model}.model_config_kwargs": {name: 0.1}}, f"trainer.{model}.model_config_kwargs.{name}")
+        for model in ("policy", "critic")
+        for name in ("attention_dropout", "resid_pdrop")
+    ],
     "fsdp_size_divides_ranks": [
         (
             {**CRITIC, **gpus(8, role), f"trainer.{role}.fsdp_config.fsdp_size": size},
