@@ -158,7 +158,7 @@ class ToolEnv(Env):
         return dict.fromkeys(("tool_calls", "malformed_calls", "tool_errors", "tool_timeouts"), 0.0)
 
     @cached_property
-    def _made(self) -> dict[Callable[..., Any], Tool]:
+    def _tools_by_function(self) -> dict[Callable[..., Any], Tool]:
         return {}
 
     def judge(self, answer: str) -> EnvStep:
@@ -207,9 +207,9 @@ class ToolEnv(Env):
             if isinstance(item, Tool):
                 yield item
                 continue
-            if not inspect.isroutine(item) or item not in self._made:
-                self._made[item] = Tool.from_function(item)
-            yield self._made[item]
+            if not inspect.isroutine(item) or item not in self._tools_by_function:
+                self._tools_by_function[item] = Tool.from_function(item)
+            yield self._tools_by_function[item]
 
     def _tool_message(self, call: Call) -> Message:
         self._counts["tool_calls"] += 1

@@ -396,7 +396,7 @@ def _loss_and_numbers(result: object) -> tuple[Tensor, dict[str, float]]:
 
 
 def _shape(value: object) -> str:
-    """What a function of the user's gave, in words, with the shapes of tensors and not their numbers."""
+    """A value in words, with the shapes of tensors in place of their numbers."""
     if isinstance(value, tuple | list):
         more = ", ..." if len(value) > _SHOWN else ""
         return f"({', '.join(_shape(item) for item in value[:_SHOWN])}{more})"

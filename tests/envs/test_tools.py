@@ -229,4 +229,4 @@ def test_an_environment_that_does_not_call_the_init_of_its_base_learns_the_remed
     with pytest.raises(AttributeError, match=r"'Bare' .* 'extras': call super\(\).__init__\(extras\) in its __init__$"):
         env.step("4")
     with pytest.raises(AttributeError, match=r"has no attribute 'other'$"):
-        env.other  # type: ignore[attr-defined]  # noqa: B018
+        _ = env.other  # type: ignore[attr-defined]  # there is none
