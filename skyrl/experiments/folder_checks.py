@@ -83,7 +83,9 @@ def _folder_of_runs(run: AnyRun) -> Iterator[Problem]:
     """The problem of a run's folder in which other runs have theirs, as when a variable at the end of a path is unset.
     A folder that belongs to a run already stays that run's.
     """
-    text = run.trainer.folder("run_path")
+    text = run.trainer.run_path
+    if not text:  # of a broken configuration; another check reports it
+        return
     try:
         folder = Path(text).expanduser()
         others = [] if (folder / SIGNATURE).exists() else sorted(file.parent.name for file in folder.glob(f"*/{FILE}"))
