@@ -24,6 +24,9 @@ THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")
 RESULTS = ("tool", "function", "ipython")
 """Roles of messages with the result of a tool call."""
 
+ROLES = ("system", "developer", "user", "assistant", *RESULTS)
+"""Roles that chat templates write. One with other roles names them in its text."""
+
 
 def split_thoughts(message: Message) -> tuple[str, str]:
     """Thoughts of an assistant's message and the rest of its content; ("", content) if it has none.

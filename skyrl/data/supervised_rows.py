@@ -16,13 +16,13 @@ import numpy as np
 from attrs import asdict, define, evolve, field, frozen
 
 from skyrl.chats.contents import Blanks
-from skyrl.chats.masks import ChatMasks, Mask
+from skyrl.chats.masks import ChatMasks, Ids, Mask, Weights
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import RewardModelConfig, SFTConfig, SupervisedConfig
 from skyrl.data.arrow_files import ArrowTable, arrow_table
 from skyrl.data.conversations import without_inner_nulls
 from skyrl.data.mapped_rows import MappedRows, row_of_tokens, tokens_of
-from skyrl.data.row_forms import PreferenceForms, SupervisedForms, refuse_other_masks
+from skyrl.data.row_forms import PreferenceForms, SupervisedForms, refuse_other_masks, tokenized_row
 from skyrl.data.row_store import RowFolder, StoredRows, row_key, store_rows, with_length
 from skyrl.data.row_streams import RowStream, StreamedRow
 from skyrl.data.sources import BadRow, Row, iterate_rows, place_of
@@ -171,16 +171,7 @@ def supervised_reader(
     tokens_of = SupervisedForms(tokenizer, run)
 
     def read(row: Row, row_id: str) -> SupervisedRow:
-        ids, weights = tokens_of(row)
-        learned = np.flatnonzero(weights)
-        weights[:1] = 0  # nothing predicts the first token
-        if not weights.any():
-            raise DataError("no token of it is learned")
-        supervised_row = SupervisedRow(id=row_id, token_ids=ids, weights=weights)
-        if not run.distillation.stored:
-            return supervised_row
-        teacher = stored_distributions(row, len(learned), len(tokenizer), at_most=run.distillation.top_k)
-        return evolve(supervised_row, teacher=_select_tokens(teacher, learned > 0))
+        return _learned_row(row, row_id, tokens_of(row), run, len(tokenizer))
 
     def cut(row: SupervisedRow) -> SupervisedRow | None:
         weights = row.weights[:max_length]
@@ -193,6 +184,26 @@ def supervised_reader(
         tally.count(tokens_of.blanks)
 
     return RowReader(run, tuple(sources), max_length, read, conclude, cut)
+
+
+def row_of_token_ids(row: Row, run: SFTConfig, vocabulary: int) -> SupervisedRow:
+    """A row of tokens, as `supervised_reader` reads it with a tokenizer of so many tokens. Raises `DataError`."""
+    ids, mask = tokenized_row(row, vocabulary)
+    return _learned_row(row, "", (ids, mask.astype(np.float32)), run, vocabulary)
+
+
+def _learned_row(row: Row, row_id: str, tokens: tuple[Ids, Weights], run: SFTConfig, vocabulary: int) -> SupervisedRow:
+    """The row with these tokens and weights. Raises `DataError` if nothing of it is learned."""
+    ids, weights = tokens
+    learned = np.flatnonzero(weights)
+    weights[:1] = 0  # nothing predicts the first token
+    if not weights.any():
+        raise DataError("no token of it is learned")
+    supervised_row = SupervisedRow(id=row_id, token_ids=ids, weights=weights)
+    if not run.distillation.stored:
+        return supervised_row
+    teacher = stored_distributions(row, len(learned), vocabulary, at_most=run.distillation.top_k)
+    return evolve(supervised_row, teacher=_select_tokens(teacher, learned > 0))
 
 
 def count_blanks(masks: ChatMasks) -> Callable[[Tally], None]:

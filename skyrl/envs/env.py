@@ -8,7 +8,7 @@ One instance plays one episode. Calls of one instance never overlap, but may com
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from attrs import field, frozen
 
@@ -70,6 +70,15 @@ class Env:
         multi-turn runs add `max_turns`: `generator.max_turns`, or the row's value if that is smaller.
         """
         self.extras = extras
+
+    if not TYPE_CHECKING:  # a type checker would take every name for an attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise the usual `AttributeError`, with the remedy for a class that does not call this `__init__`."""
+            remedy = ": call super().__init__(extras) in its __init__" if name == "extras" else ""
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}{remedy}", name=name, obj=self
+            )
 
     def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
         """The messages to start from, and information for logs; by default the prompt of the row."""

@@ -20,7 +20,7 @@ import inspect
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
@@ -132,6 +132,9 @@ class TriedTool:
     arguments: Mapping[str, Any] | None
     """The arguments; None if none that fit the schema could be made up, so that the tool was not called."""
 
+    returned_none: bool = False
+    """Whether the call returned None, as a function does that prints its result."""
+
     failure: str = ""
     """Reason why the call is a failure of the tool: it raised an exception, named with its place, or did not return in
     time. Empty if there is none, and after `ToolFailed`, by which a tool refuses arguments."""
@@ -150,10 +153,13 @@ class ToolEnv(Env):
     parse: CallParser = staticmethod(hermes)
     """Parser for the model's call format."""
 
-    def __init__(self, extras: Mapping[str, Any]) -> None:
-        super().__init__(extras)
-        self._counts = dict.fromkeys(("tool_calls", "malformed_calls", "tool_errors", "tool_timeouts"), 0.0)
-        self._made: dict[Callable[..., Any], Tool] = {}
+    @cached_property
+    def _counts(self) -> dict[str, float]:
+        return dict.fromkeys(("tool_calls", "malformed_calls", "tool_errors", "tool_timeouts"), 0.0)
+
+    @cached_property
+    def _tools_by_function(self) -> dict[Callable[..., Any], Tool]:
+        return {}
 
     def judge(self, answer: str) -> EnvStep:
         """The reward of a turn without a call. The episode may still continue with another turn."""
@@ -188,7 +194,8 @@ class ToolEnv(Env):
             if outcome is not None:
                 error = outcome[1]
                 failure = "" if error is None or isinstance(error, ToolFailed) else f"raised {described(error)}"
-            yield TriedTool(name=tool.name, arguments=arguments, failure=failure)
+            returned_none = outcome == (None, None)
+            yield TriedTool(name=tool.name, arguments=arguments, returned_none=returned_none, failure=failure)
 
     def _offered(self) -> Iterator[Tool]:
         """The tools. Raises `TaskError` for what is none."""
@@ -200,9 +207,9 @@ class ToolEnv(Env):
             if isinstance(item, Tool):
                 yield item
                 continue
-            if not inspect.isroutine(item) or item not in self._made:
-                self._made[item] = Tool.from_function(item)
-            yield self._made[item]
+            if not inspect.isroutine(item) or item not in self._tools_by_function:
+                self._tools_by_function[item] = Tool.from_function(item)
+            yield self._tools_by_function[item]
 
     def _tool_message(self, call: Call) -> Message:
         self._counts["tool_calls"] += 1

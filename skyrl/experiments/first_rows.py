@@ -10,16 +10,17 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeVar
 
-from attrs import frozen
+from attrs import Factory, frozen
 
 from skyrl.chats.contents import (
     ALLOW_DROPPED,
     DESCRIBE_TOOLS,
+    ROLES,
     Blanks,
     DroppedPart,
     asks_nothing,
@@ -33,7 +34,14 @@ from skyrl.chats.masks import message_weights
 from skyrl.chats.rendering import begins_an_answer
 from skyrl.chats.spellings import FullestSpelling, Spelling, spellings
 from skyrl.chats.text import Message
-from skyrl.config import PreferenceConfig, RewardModelConfig, SFTConfig, SkyRLTrainConfig, SupervisedConfig
+from skyrl.config import (
+    ChatTemplateConfig,
+    PreferenceConfig,
+    RewardModelConfig,
+    SFTConfig,
+    SkyRLTrainConfig,
+    SupervisedConfig,
+)
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import draws_rollouts
 from skyrl.config.foundation.reasoning_tasks import SCHEME, refusal
@@ -45,6 +53,7 @@ from skyrl.data.preference_rows import answers_of
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
 from skyrl.data.row_forms import blanks_of_text, chat_in, label_of, learns_all, margin_of, preference_chat
 from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, first_row, iterate_rows
+from skyrl.data.supervised_rows import row_of_token_ids
 from skyrl.envs.env import Env, EnvStep, SampledAnswer
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
@@ -88,15 +97,26 @@ class CountedRows:
     blanks: Blanks | None = None
     """Empty prompts and answers; None if the rows were only counted."""
 
+    roles: Mapping[str, int] = Factory(dict)
+    """Index of the first row with a message of each role."""
+
     @property
     def good(self) -> int:
         """Number of rows that are not bad. Some may still be too long for the run."""
         return self.rows - len(self.bad)
 
 
-Judge = Callable[[Row, int, str], Blanks]
-"""Reads a row, given its number from 0 and the name of its source. Returns what is empty of it. Raises `DataError` for
-a bad one."""
+@frozen
+class JudgedRow:
+    """Contents of a row that is not bad."""
+
+    blanks: Blanks = Factory(Blanks)
+    roles: frozenset[str] = frozenset()
+    """Roles of its messages."""
+
+
+Judge = Callable[[Row, int, str], JudgedRow]
+"""Reads a row, given its number from 0 and the name of its source. Raises `DataError` for a bad one."""
 
 
 def count_rows(source: str, judge: Judge, *, all_rows: bool) -> CountedRows | None:
@@ -108,16 +128,19 @@ def count_rows(source: str, judge: Judge, *, all_rows: bool) -> CountedRows | No
     path = Path(source).expanduser()
     if not all_rows and not source.startswith(SCHEME) and os.path.getsize(path) > QUICK_BYTES:
         return CountedRows(rows=_rows_of_parquet(path)) if path.suffix == ".parquet" else None
-    rows, bad, blanks = 0, [], Blanks()
+    rows, bad, blanks, roles = 0, [], Blanks(), dict[str, int]()
     for row in iterate_rows(source):
         rows += 1
         try:
             if isinstance(row, BadRow):
                 raise DataError(row.reason)
-            blanks += judge(row, rows - 1, source)
+            judged = judge(row, rows - 1, source)
         except DataError as error:
             bad.append(str(error))
-    return CountedRows(rows=rows, bad=tuple(bad), blanks=blanks)
+        else:
+            blanks += judged.blanks
+            roles = {**dict.fromkeys(judged.roles - roles.keys(), rows - 1), **roles}
+    return CountedRows(rows=rows, bad=tuple(bad), blanks=blanks, roles=roles)
 
 
 def _rows_of_parquet(path: Path) -> int:
@@ -134,37 +157,46 @@ def prompts_of(run: SkyRLTrainConfig) -> Judge:
     """Whether a row is a prompt with an answer and a task."""
     columns = Columns(prompt=run.data.prompt_column, answer=run.data.answer_column)
 
-    def judge(row: Row, index: int, source: str) -> Blanks:
+    def judge(row: Row, index: int, source: str) -> JudgedRow:
         full_row = answered(row, index, source, columns)
         chat = chat_of(full_row, index, source, columns)
         if not isinstance(full_row.get("env_class") or run.environment.task, str):
             raise DataError(f"{source}, row {index} names no env_class, and environment.env_class gives no default")
-        return Blanks(prompts=int(asks_nothing(chat)))
+        return JudgedRow(Blanks(prompts=int(asks_nothing(chat))), _roles_in([chat]))
 
     return judge
 
 
 def supervised_rows_of(run: SupervisedConfig) -> Judge:
-    """Whether a row is a chat with something to learn, a pair of them, or an answer with a label. Rows of tokens and of
-    plain text pass.
+    """Whether a row is a chat with something to learn, a pair of them, an answer with a label, or tokens of which some
+    are learned. Rows of plain text pass, and rows of tokens where the tokenizer's files do not tell its vocabulary.
     """
+    files = readable_files(run.model.path, run.tokenizer_path)
 
-    def judge(row: Row, index: int, source: str) -> Blanks:
+    def judge(row: Row, index: int, source: str) -> JudgedRow:
         row = without_inner_nulls(row, source)
         try:
             refuse_media(row)
             if is_preference_run(run) or is_reward_model_run(run):
-                return _blanks_of_answers(_compared(row, run))
+                chats = _compared(row, run)
+                return JudgedRow(_blanks_of_answers(chats), _roles_in(chats))
             if not reads_chats(run):
-                return Blanks()
+                return JudgedRow()
             chat = chat_in(row, run)
             if chat is None:
-                return blanks_of_text(row)
-            return blanks_of(chat, message_weights(chat, all_messages=learns_all(run)))
+                if row.get("input_ids") is not None and files is not None and files.vocabulary is not None:
+                    row_of_token_ids(row, run, files.vocabulary)
+                return JudgedRow(blanks_of_text(row))
+            blanks = blanks_of(chat, message_weights(chat, all_messages=learns_all(run)))
+            return JudgedRow(blanks, _roles_in([chat]))
         except DataError as error:
             raise DataError(f"{source}, row {index}: {error}") from error
 
     return judge
+
+
+def _roles_in(chats: Iterable[Sequence[Message]]) -> frozenset[str]:
+    return frozenset(str(message.get("role")) for chat in chats for message in chat)
 
 
 def _compared(row: Row, run: PreferenceConfig | RewardModelConfig) -> Sequence[Sequence[Message]]:
@@ -194,6 +226,29 @@ def blank_parts(counted: CountedRows, field: str, source: str) -> Iterator[Probl
     """Warnings of empty prompts and answers, which may be meant."""
     for sentence in counted.blanks.sentences(f"the rows of {source}") if counted.blanks else ():
         yield Problem(path=field, message=sentence, severity="warning")
+
+
+def unknown_roles(
+    counted: CountedRows, path: str, source: str, files: ModelFiles | None, template: ChatTemplateConfig
+) -> Iterator[Problem]:
+    """Warnings of roles that neither chats usually have nor the chat template names: it may write them as they are, or
+    drop their messages. None without a template.
+    """
+    unusual = {role: row for role, row in counted.roles.items() if role not in ROLES}
+    try:
+        text = configured_template(template) or (files.chat_template if files else None) if unusual else None
+    except ConfigError:  # another check reports it
+        return
+    for role, row in unusual.items():
+        if text is None or f"'{role}'" in text or f'"{role}"' in text:
+            continue
+        meant = nearest(role, ROLES)
+        yield Problem(
+            path=path,
+            message=f"{source}, row {row} has a message of the role {role!r:.60}, unknown to the chat template",
+            hint=f"did you mean {meant}?" if meant else f"usual roles are {', '.join(ROLES)}",
+            severity="warning",
+        )
 
 
 def bad_rows(counted: CountedRows, field: str, skip: str, *, skips: bool) -> Iterator[Problem]:
@@ -264,6 +319,9 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
                 yield from bad_rows(counted, field, "data.bad_rows = skip", skips=skips)
             if counted and judge:  # as above
                 yield from blank_parts(counted, field, source)
+            if counted:
+                files = readable_files(run.trainer.policy.model.path, run.trainer.tokenizer_path)
+                yield from unknown_roles(counted, field, source, files, run.generator.chat_template)
             if field == "data.train_data":
                 counts.append(counted)
             yield from _written_by_the_template(run, row)
@@ -293,6 +351,9 @@ class TriedTask:
     uncalled: tuple[str, ...] = ()
     """Names of its other tools."""
 
+    returned_none: tuple[str, ...] = ()
+    """Names of the tools whose call returned None."""
+
 
 def tried_tasks(run: SkyRLTrainConfig, *, call_tools: bool = False) -> Iterator[TriedTask]:
     """Each task that has judged the first row of a source. With `call_tools`, each tool of a `ToolEnv` is called once,
@@ -318,7 +379,9 @@ def tried_tasks(run: SkyRLTrainConfig, *, call_tools: bool = False) -> Iterator[
             problems.append(Problem(path="environment.env_class", message=str(error)))
         problems += _failed_tools(tools, row)
         called = tuple(tool.name for tool in tools if tool.arguments is not None)
-        yield TriedTask(name=str(name), called=called, uncalled=tuple(item for item in offered if item not in called))
+        uncalled = tuple(item for item in offered if item not in called)
+        returned_none = tuple(tool.name for tool in tools if tool.returned_none)
+        yield TriedTask(name=str(name), called=called, uncalled=uncalled, returned_none=returned_none)
     if problems:
         raise ConfigError(problems)
 
@@ -362,6 +425,9 @@ def supervised_rows_can_be_used(*, all_rows: bool) -> Check[SupervisedConfig]:
                     yield from bad_rows(counted, field, "bad_rows = skip", skips=skips)
                 if counted and all_rows:  # as above
                     yield from blank_parts(counted, field, source)
+                if counted:
+                    files = readable_files(run.model.path, run.tokenizer_path)
+                    yield from unknown_roles(counted, field, source, files, run.chat_template)
                 if field == "train_datasets":
                     counts.append(counted)
                 if reads_chats(run) and not skips and not (counted and counted.bad):
@@ -576,16 +642,27 @@ def _judge_problems(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iter
     truth = ground_truth(row.extras)
     spoken = str(truth) if isinstance(truth, str | int | float) and truth != "" else "1"
     failures: dict[str, EpisodeError] = {}
+    rewards: list[Sequence[float]] = []
     for answer in ("", spoken):
-        error = _refused_answer(run, row, make, answer)
-        if error is not None and isinstance(error.outcome, Failure):
-            failures[answer] = error
-            if error.outcome.kind != "raised":  # the other answer does not explain it, and may take as long
-                break
+        try:
+            rewards.append(_rewards_of(run, row, make, answer))
+        except EpisodeError as error:
+            if isinstance(error.outcome, Failure):
+                failures[answer] = error
+                if error.outcome.kind != "raised":  # the other answer does not explain it, and may take as long
+                    break
     if failures:
-        answer, error = next(iter(failures.items()))
-        hint = _hint_of(error, answer, row, depends=len(failures) == 1, is_reward=_is_reward(make))
-        yield Problem(path="environment.env_class", message=str(error), hint=hint)
+        answer, failure = next(iter(failures.items()))
+        hint = _hint_of(failure, answer, row, depends=len(failures) == 1, is_reward=_is_reward(make))
+        yield Problem(path="environment.env_class", message=str(failure), hint=hint)
+    elif isinstance(truth, int | float) and len(rewards) == 2 and rewards[0] == rewards[1]:
+        yield Problem(
+            path="environment.env_class",
+            message=f"{row.env_class} gives the answer {spoken!r:.40} to row 0 of {row.source} the reward of an empty "
+            f"answer, {', '.join(f'{reward:g}' for reward in rewards[0])}, and the ground truth is the number {spoken}",
+            hint="a number equals no text: compare str(ground_truth), unless right answers have another form",
+            severity="warning",
+        )
 
 
 def _is_tried(row: FirstRow, make: MakeEnv) -> bool:
@@ -593,19 +670,14 @@ def _is_tried(row: FirstRow, make: MakeEnv) -> bool:
     return (_is_reward(make) or _is_users_environment(make)) and row.env_class != PAIRWISE
 
 
-def _refused_answer(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv, answer: str) -> EpisodeError | None:
-    """Error of judging the answer; None if it has rewards."""
+def _rewards_of(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv, answer: str) -> Sequence[float]:
+    """Rewards of the answer. Raises `EpisodeError` if it cannot be judged."""
     named = f"the answer {answer[:40]!r}" if answer else "an empty answer"
     subject = f"{row.env_class}, judging {named} to row 0 of {row.source},"
     calls = EnvCalls(1, run.environment.skyrl_gym.step_timeout_seconds)
-    try:
-        with event_loop() as run_until_done:
-            rewards, _ = run_until_done(calls(subject, _judgement(make, row, answer)))
-        for reward in rewards:
-            number(reward, f"{subject} gave the reward")
-    except EpisodeError as error:
-        return error
-    return None
+    with event_loop() as run_until_done:
+        rewards, _ = run_until_done(calls(subject, _judgement(make, row, answer)))
+    return [number(reward, f"{subject} gave the reward") for reward in rewards]
 
 
 def _hint_of(error: EpisodeError, answer: str, row: FirstRow, *, depends: bool, is_reward: bool) -> str:

@@ -18,6 +18,7 @@ from skyrl.runs.run_lock import MANIFEST, SIGNATURE, refused_changes, stored_con
 from skyrl.runs.run_owner import in_use_message, is_locked
 from skyrl.runs.run_tree import AnyRun
 from skyrl.storage.disk import nearest, readable
+from skyrl.tracking.run_progress import FILE
 from skyrl.tree.rules import itself
 
 BYTES_OF_A_WEIGHT = 12
@@ -55,6 +56,7 @@ def folders_belong_to_run(run: AnyRun) -> Iterator[Problem]:
     changed since is reported at its place.
     """
     run = itself(run)
+    yield from _folder_of_runs(run)
     folders = {field: (text, SIGNATURE) for field, text in _folders(run).items()}
     if (named := run.trainer.resume_path) and run.trainer.recover_mode is None and "://" not in named:
         folders[run.trainer.path_of("resume_path")] = (named, MANIFEST)
@@ -75,6 +77,27 @@ def folders_belong_to_run(run: AnyRun) -> Iterator[Problem]:
                 hint=f"set back what differs{changes.remedies}; or start a new run: {changes.folders}",
             )
             return  # the other folders are usually inside this one
+
+
+def _folder_of_runs(run: AnyRun) -> Iterator[Problem]:
+    """The problem of a run's folder in which other runs have theirs, as when a variable at the end of a path is unset.
+    A folder that belongs to a run already stays that run's.
+    """
+    text = run.trainer.run_path
+    if not text:  # of a broken configuration; another check reports it
+        return
+    try:
+        folder = Path(text).expanduser()
+        others = [] if (folder / SIGNATURE).exists() else sorted(file.parent.name for file in folder.glob(f"*/{FILE}"))
+    except (OSError, RuntimeError, ValueError):  # another check reports it
+        return
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        yield Problem(
+            path=run.trainer.path_of("run_path"),
+            message=f"{text} has the folders of other runs inside, {others[0]}{more}: each run has a folder of its own",
+            hint="choose one that does not exist yet; is a variable in it unset?",
+        )
 
 
 def code_is_unchanged(run: SkyRLTrainConfig) -> Iterator[Problem]:

@@ -120,8 +120,8 @@ _SHOWN = 3
 
 
 def unrewardable_rows(run: SkyRLTrainConfig, field: str, source: str, *, all_rows: bool) -> Iterator[Problem]:
-    """Problem of the rows of a file that lack a value for their reward function: their number and the first ones; and a
-    warning about ground truths of several kinds.
+    """Problem of the rows of a file that lack a value for their reward function: their number and the first ones; and
+    warnings about ground truths of several kinds, and about empty ones.
 
     Without `all_rows`, only the first row is examined, and nothing is reported if the run itself skips and counts bad
     rows. Such rows end a run, unless bad rows are skipped and others remain.
@@ -131,7 +131,7 @@ def unrewardable_rows(run: SkyRLTrainConfig, field: str, source: str, *, all_row
         return
     reasons: dict[int, str] = {}
     truths: dict[str, tuple[int, Any]] = {}  # row and value of the first of each kind
-    columns_hint = ""
+    columns_hint, empty = "", list[int]()
     rows, refuses = 0, unrewardable_reason(run)
     try:
         for index, row in enumerate(iterate_rows(source, columns) if all_rows else islice(iterate_rows(source), 1)):
@@ -150,6 +150,7 @@ def unrewardable_rows(run: SkyRLTrainConfig, field: str, source: str, *, all_row
                         "truth; a parameter with a default needs no column"
                     )
                 reasons[index] = reason
+            empty += [index] if any(truth == "" for truth in ground_truths(extras).values()) else []
             for truth in ground_truths(extras).values():
                 kind = "text" if isinstance(truth, str) else "number" if isinstance(truth, int | float) else ""
                 truths.setdefault(kind, (index, truth))
@@ -162,6 +163,10 @@ def unrewardable_rows(run: SkyRLTrainConfig, field: str, source: str, *, all_row
             hint="; ".join(filter(None, [columns_hint, "" if skips else "data.bad_rows = skip leaves such rows out"])),
             severity="warning" if skips and len(reasons) < rows else "error",
         )
+    if empty and all_rows:
+        message = f"{len(empty)} of {rows} ground truths of {source} are empty, the first in row {empty[0]}"
+        hint = "no other answer than an empty one equals them"
+        yield Problem(path=field, message=message, hint=hint, severity="warning")
     if {"text", "number"} <= truths.keys():  # few reward functions take both
         named = " and ".join(f"{truths[kind][1]!r:.60} (row {truths[kind][0]})" for kind in ("text", "number"))
         message = f"the ground truths of {source} are texts and numbers, such as {named}"

@@ -7,6 +7,7 @@
     profile/              traces of the updates of these steps, by torch.profiler
     engines/              engines as `skyrl engines` lists them, and requests to add and drain some
     alarms.jsonl          alarms that were raised, one line for each
+    sessions.jsonl        starts of the run, one line for each: the step, how the session before ended, changed settings
     trajectories.jsonl    sampled answers with their rewards, for people
     tokens/               log-probabilities, advantages and more for each of their tokens: `skyrl.tracking.token_file`
     recording/            every step exactly, if trainer.recording is on: `skyrl.tracking.recording`
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import json
 import stat
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -33,10 +35,12 @@ from skyrl.storage.disk import flush
 from skyrl.tracking.curve import draw_reward_curve
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tracking.recording import FOLDER, Recording
+from skyrl.tracking.run_progress import GONE, SESSIONS, now_in
 from skyrl.tracking.sample_files import SampleFiles
 from skyrl.tracking.timeline import FILE as TIMELINE
 from skyrl.tracking.token_file import FOLDER as TOKENS
 from skyrl.tracking.token_file import TokenFiles
+from skyrl.tree.dump import short_json
 
 _WRITTEN = (TOKENS, FOLDER, "trackers")
 """Folders whose files are made durable with each checkpoint, beside the files of the run's folder itself."""
@@ -50,6 +54,7 @@ class RunFolder:
         self.metrics = JsonLines(path / "metrics.jsonl")
         self.timeline = JsonLines(path / TIMELINE)
         self.alarms = JsonLines(path / "alarms.jsonl")
+        self.sessions = JsonLines(path / SESSIONS)
         self.samples = SampleFiles(JsonLines(path / "trajectories.jsonl"), TokenFiles(path / TOKENS))
         self.profile = path / "profile"
         self.curve = path / "reward_curve.png"
@@ -69,6 +74,18 @@ class RunFolder:
             lines.forget_after(step if recorded else step - 1)
         self.recording().forget_after(step)
         return self.samples.forget_after(step)
+
+    def record_start(self, step: int, changes: Mapping[str, tuple[object, object]]) -> None:
+        """Write into `sessions.jsonl` that a session starts from `step`, with the values of settings that `changes` has
+        changed. Called before the session writes anything else, by the process that holds the run's lock.
+        """
+        before = now_in(self.path)
+        record: dict[str, object] = {"step": step, "time": time.strftime("%Y-%m-%d %H:%M:%S %z")}
+        if before is not None:
+            reached = max((line["step"] for line in self.metrics.read()), default=0)
+            record["before"] = {"state": GONE if before.state == "running" else before.state, "step": reached}
+        record["changes"] = {path: [short_json(was), short_json(now)] for path, (was, now) in changes.items()}
+        self.sessions.append(record)
 
     def lacking_steps(self, step: int) -> list[int]:
         """Steps up to `step` whose metrics were lost, as after a power failure, or damaged.

@@ -178,13 +178,18 @@ def _causes(changed: Mapping[str, tuple[Any, Any]], before: C, run: C) -> dict[s
     return {path: values for path, values in changed.items() if not follows(path)}
 
 
-def changes_to_say(stored: object, run: AnyRun) -> str:
-    """Differences of a resumed run from its earlier configuration, a line for each field; empty if there are none."""
+def changes_since(stored: object, run: AnyRun) -> dict[str, tuple[Any, Any]]:
+    """Dotted path -> the value of a resumed run's earlier configuration, and this one's, where they differ."""
     before, now = tree_of(stored, type(run), "the checkpoint"), _stored_form(run)
     prefixes = tuple(run.trainer.path_of(start) for start in ("resume_", "recover_"))
     changed = differences(before, now)
     relevant = {path: values for path, values in changed.items() if not path.startswith(prefixes)}
-    return _rows(_causes(relevant, before, run))
+    return _causes(relevant, before, run)
+
+
+def changes_to_say(stored: object, run: AnyRun) -> str:
+    """The result of `changes_since`, a line for each field; empty if there are none."""
+    return _rows(changes_since(stored, run))
 
 
 def _stored_form(run: C) -> C:

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +20,8 @@ import torch
 from safetensors import SafetensorError
 
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore
-from skyrl.errors import RunError, SkyRLError, StorageError
+from skyrl.errors import NonFiniteError, RunError, SkyRLError, StorageError
+from skyrl.planning.layout import counted
 from skyrl.processes.event_loop import event_loop
 from skyrl.processes.garbage import seldom_collected
 from skyrl.processes.handles import Processes
@@ -34,7 +35,7 @@ from skyrl.runs.inputs import notice
 from skyrl.runs.progress_file import ProgressFile
 from skyrl.runs.resume import find_start
 from skyrl.runs.run_folder import RunFolder
-from skyrl.runs.run_lock import RunLock, changes_to_say, config_text
+from skyrl.runs.run_lock import RunLock, changes_since, changes_to_say, config_text
 from skyrl.runs.run_tree import AnyRun
 from skyrl.storage.disk import FULL, OPEN_FILES, Disk, nearest, readable, remedy
 from skyrl.tracking.tracker import LastMetrics, Tracker, Trackers
@@ -159,6 +160,8 @@ class RunSession:
             if not finished or not is_whole:  # the latter: stopped just before the end
                 if checkpoint is not None:
                     self._read_again(checkpoint)
+                changes = changes_since(checkpoint.config, self._cfg) if checkpoint is not None else {}
+                self._folder.record_start(checkpoint.step if checkpoint else 0, changes)
                 progress = ProgressFile(
                     self._folder.path,
                     self._experiment.progress,
@@ -246,6 +249,7 @@ class RunSession:
                 finally:
                     loop.tracker.close()
                     await experiment.close()
+        refuse_untrained(self._folder.metrics.read(), self._cfg.trainer.path_of("run_path"))
         with settings.named_in_failures():
             await experiment.finish()
         self._folder.flush()
@@ -315,6 +319,32 @@ class RunSession:
             field=self._cfg.trainer.path_of("faults.stall_timeout_seconds"),
         )
         experiment.resources.callback(watchdog.close)
+
+
+def refuse_untrained(records: Iterable[Mapping[str, object]], field: str) -> None:
+    """Raise `NonFiniteError` if there are steps among these records of metrics, and every optimizer step of each was
+    left out because a number was not finite. `field` names the run's folder in the message.
+    """
+    steps = 0
+    for record in records:
+        if record["step"] and not _left_out(record):
+            return
+        steps += bool(record["step"])
+    if steps:
+        raise NonFiniteError(
+            f"nothing was learned: every optimizer step of the run ({counted(steps, 'step')}) was left out because a "
+            "number was not finite. No trained model is written, since it would be the one that the run started from. "
+            f"Mend the rewards, estimator or loss that gave such numbers, and start a new run with another {field}"
+        )
+
+
+def _left_out(record: Mapping[str, object]) -> bool:
+    """Whether a step did not change the trained model because of a number that is not finite."""
+    for prefix in ("policy", "train"):
+        norm = record.get(f"{prefix}/grad_norm")  # a text if it is not finite; of steps that were left out, it is not
+        if record.get(f"{prefix}/skipped_updates") and not isinstance(norm, int | float):
+            return True
+    return bool(record.get("trainer/skipped_steps"))
 
 
 class StepsInLogs:

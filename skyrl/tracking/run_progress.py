@@ -23,6 +23,9 @@ from skyrl.tree.files import stored_text
 FILE = "progress.json"
 """Name of the file in the run's folder."""
 
+SESSIONS = "sessions.jsonl"
+"""Name of the file with the starts of a run."""
+
 GONE = "gone"
 """State of a run whose process has ended without a report: it was killed, or its own code ended it."""
 
@@ -137,8 +140,13 @@ class RunProgress:
     @property
     def state(self) -> str:
         """State of the run in words, with the step that it had reached if its process is gone."""
-        at = f": its process ended without a word, at step {self.step} of {self.now.total_steps}"
+        at = f": its process ended without a word, at step {self.step} of {self.now.total_steps}; the run is unfinished"
         return self.now.state + (at if self.now.state == GONE else "")
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the run ended and is unfinished, and nobody asked it to stop: it failed, or its process is gone."""
+        return self.now.state in ("failed", GONE)
 
     @property
     def seconds_left(self) -> float | None:

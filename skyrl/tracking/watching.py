@@ -62,6 +62,11 @@ def progress_of(folder: Path) -> dict[str, object]:
     }
 
 
+def has_failed(folder: Path) -> bool:
+    """Whether the run failed, or its process is gone. Raises `UserError`."""
+    return _progress_in(folder).has_failed
+
+
 def _progress_in(folder: Path) -> RunProgress:
     run = RunProgress(folder)
     run.look()

@@ -17,6 +17,7 @@ trained token are not among them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Self
@@ -106,6 +107,10 @@ class PeerSettings:
     def get(self, name: str, default: object = None) -> object:
         """The value, or `default` if there is none of this name."""
         return getattr(self, name, default)
+
+
+_SHOWN = 4
+"""Number of items of a tuple that a message shows."""
 
 
 @attrs.frozen
@@ -235,9 +240,10 @@ class PeerEstimator:
 
 
 def try_estimator(estimator: AdvantageEstimator, algorithm: AlgorithmConfig, answers: int) -> None:
-    """Call an estimator with a small batch of two prompts with so many answers each, and with one in which the answers
-    to a prompt have equal rewards, if this algorithm does not leave those out. Raises `ConfigError` if a call fails, or
-    gives something else than one number for each token, or one that is not finite.
+    """Call an estimator with a small batch of two prompts with so many answers each, with one of the usual scores of
+    answers, and with one in which the answers to a prompt have equal rewards, if this algorithm does not leave those
+    out. Raises `ConfigError` if a call fails, or gives something else than one number for each token, or one that is
+    not finite.
     """
     rows = torch.arange(2 * answers)
     batch = _small_batch().select(rows % 5).with_fields(groups=rows // answers)
@@ -249,9 +255,10 @@ def try_estimator(estimator: AdvantageEstimator, algorithm: AlgorithmConfig, ans
         last_step=torch.ones_like(rows, dtype=torch.bool),
     )
     last = torch.arange(batch.rewards.shape[1]) == (batch.lengths - 1)[:, None]
+    usual = last * torch.tensor([0.0, 1.0, 0.5, -1.0])[rows % 4, None]
     silent = torch.where(batch.groups[:, None] == 0, last.float(), batch.rewards)
     leaves_out = algorithm.zero_variance_filter or algorithm.dynamic_sampling.type in ("filter", "replace")
-    rewards = {"a small batch": batch.rewards}
+    rewards = {"a small batch": batch.rewards, "a batch with the rewards 0, 1, 0.5 and -1": usual}
     rewards |= {} if leaves_out else {"a batch with equal rewards of all answers to a prompt": silent}
     name = algorithm.advantage_estimator
     for words, tokens in rewards.items():
@@ -291,9 +298,16 @@ def checked_loss(loss: ReducedLoss, weigh: Callable[[TrainingBatch], Tensor]) ->
             parts = [sum(_loss_of(candidate, part) for part in _cut(batch, cut)) for cut in cuts]
         if all(abs(part - total) <= 1e-5 * max(1.0, abs(total)) for part in parts):
             return candidate
-    reduction = loss.algorithm.loss_reduction
+    name, reduction = loss.algorithm.policy_loss_type, loss.algorithm.loss_reduction
+    if wrong := [part for part in parts if not math.isfinite(part)]:
+        message = (
+            f"{name} gives {wrong[0]} for a part of a small batch whose answers together have a finite loss: a "
+            "micro-batch may be a single answer, which has no deviation from others"
+        )
+        hint = "take no statistics over the answers of a call: advantage_estimator has all answers to a prompt"
+        raise ConfigError([Problem(path="trainer.algorithm.policy_loss_type", message=message, hint=hint)])
     message = (
-        f"{loss.algorithm.policy_loss_type} gives a mini-batch another loss if it is cut into micro-batches: it is "
+        f"{name} gives a mini-batch another loss if it is cut into micro-batches: it is "
         f"neither a sum over the tokens of its mask nor their {reduction}"
     )
     hint = "use the mask, without which padding counts, and set loss_reduction to the mean that it takes"
@@ -382,6 +396,10 @@ def _loss_and_numbers(result: object) -> tuple[Tensor, dict[str, float]]:
 
 
 def _shape(value: object) -> str:
+    """A value in words, with the shapes of tensors in place of their numbers."""
+    if isinstance(value, tuple | list):
+        more = ", ..." if len(value) > _SHOWN else ""
+        return f"({', '.join(_shape(item) for item in value[:_SHOWN])}{more})"
     if not isinstance(value, Tensor):
         return f"{value!r:.100}"
     if value.dim():

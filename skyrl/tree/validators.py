@@ -17,8 +17,11 @@ from skyrl.tree.types import display_value
 Validator = Callable[[Any, "Attribute[Any]", Any], None]
 
 
-def rule_of_one_field(holds: Callable[[Any], bool], requirement: str, **bounds: float | str) -> Validator:
-    """A validator from a predicate on the value and the words for what is allowed (`a positive number`).
+def rule_of_one_field(
+    holds: Callable[[Any], bool], requirement: str, *, refusal: str = "", **bounds: float | str
+) -> Validator:
+    """A validator from a predicate on the value and the words for what is allowed (`a positive number`). `refusal` is
+    the message for any other value, by default that it is not what is allowed.
 
     `bounds` express the same with JSON Schema's keywords, as far as possible: `minimum`, `exclusiveMinimum`, ... for
     numbers, `pattern` for text.
@@ -27,7 +30,8 @@ def rule_of_one_field(holds: Callable[[Any], bool], requirement: str, **bounds: 
     def validate(instance: object, attribute: Attribute[Any], value: object) -> None:
         if value is not None and not holds(value):
             owner = type(instance).__name__ if instance is not None else "value"
-            problem = Problem(path=attribute.name, message=f"{display_value(value)} is not {requirement}")
+            message = refusal or f"{display_value(value)} is not {requirement}"
+            problem = Problem(path=attribute.name, message=message)
             raise ConfigError([problem], title=f"{owner} cannot be built")
 
     _SAID[validate] = (requirement, bounds)
@@ -54,7 +58,9 @@ fraction = rule_of_one_field(lambda value: 0 <= value <= 1, "between 0 and 1", m
 positive_fraction = rule_of_one_field(
     lambda value: 0 < value <= 1, "above 0 and at most 1", exclusiveMinimum=0, maximum=1
 )
-not_empty = rule_of_one_field(lambda value: len(value) > 0, "a non-empty value")
+not_empty = rule_of_one_field(
+    lambda value: len(value) > 0, "a non-empty value", refusal="is empty: give it a value, or leave it out"
+)
 port = rule_of_one_field(lambda value: 0 < value < 65536, "a port (1 to 65535)", minimum=1, maximum=65535)
 port_or_free = rule_of_one_field(
     lambda value: 0 <= value < 65536, "a port (0 to 65535, where 0 is a free one)", minimum=0, maximum=65535

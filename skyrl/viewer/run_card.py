@@ -1,5 +1,5 @@
 """The head of a report and of the page of a run: what was trained, its scores, its cost and its troubles; and events
-besides steps: checkpoints, alarms, skipped steps, failures, lost engines.
+besides steps: starts, checkpoints, alarms, skipped steps, failures, lost engines.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attrs import frozen
 
 from skyrl.errors import UserError
 from skyrl.tracking.jsonlines import JsonLines
-from skyrl.tracking.run_progress import BESIDE_STEPS, GONE, Now, now_in
+from skyrl.tracking.run_progress import BESIDE_STEPS, GONE, SESSIONS, Now, now_in
 from skyrl.tree.files import stored_text
 from skyrl.viewer.run_metrics import RunMetrics, Series
 
@@ -82,7 +82,9 @@ def run_card(folder: Path, name: str, metrics: RunMetrics, *, gpus: int | None =
     """The card of the run in `folder`. `gpus` is the number of its GPUs, None if it is not known."""
     now = now_in(folder)
     state, tone = state_of(now, metrics.last_step)
-    resumed = [f"resumed from step {now.first_step}"] if now and _whole(now.first_step) else []
+    starts = [event.step for event in _starts(folder)] or ([_whole(now.first_step)] if now else [])
+    steps = [str(step) for step in starts if step]
+    resumed = [f"resumed from step{'s' if len(steps) > 1 else ''} {', '.join(steps)}"] if steps else []
     events = troubles(folder, metrics.series)
     # The newest warning of a run may be one of its alarms, which are among the troubles.
     alarm_messages = {event.words.partition(": ")[2] for event in events if event.kind == "alarm"} - {""}
@@ -273,16 +275,31 @@ class RunEvent:
 
 def events(run: Path, series: Mapping[str, Series]) -> list[RunEvent]:
     """Events of a run in the order of its steps, the first `MOST_EVENTS` of them."""
-    return sorted([*_checkpoints(run), *troubles(run, series)])[:MOST_EVENTS]
+    return sorted([*_checkpoints(run), *_starts(run), *troubles(run, series)])[:MOST_EVENTS]
 
 
 def troubles(run: Path, series: Mapping[str, Series]) -> list[RunEvent]:
-    """The events that may be a reason to look: all but checkpoints."""
+    """The events that may be a reason to look: all but checkpoints and starts."""
     alarms = [
         RunEvent(step=int(line["step"]), kind="alarm", words=f"{line.get('name')}: {line.get('reason')}")
         for line in JsonLines(run / "alarms.jsonl").read()
     ]
     return sorted([*_metric_events(series), *_engines(series), *alarms])
+
+
+_ENDED = {"stopped": "was stopped", GONE: "ended without a word", "failed": "failed", "finished": "finished"}
+
+
+def _starts(run: Path) -> Iterator[RunEvent]:
+    """Each start of a run, with the end of the session before it, and the settings that changed."""
+    for line in JsonLines(run / SESSIONS).read():
+        parts, before, changes = [f"at {line.get('time')}"], line.get("before"), line.get("changes")
+        if isinstance(before, Mapping):
+            parts.append(f"the session before {_ENDED.get(str(before.get('state')))} at step {before.get('step')}")
+        for path, values in changes.items() if isinstance(changes, Mapping) else ():
+            was, now = values if isinstance(values, list) and len(values) == 2 else ("?", "?")
+            parts.append(f"{path}: {was} before, {now} now")
+        yield RunEvent(step=int(line["step"]), kind="start", words="; ".join(parts))
 
 
 _COUNTED: tuple[tuple[str, str, Callable[[float], str]], ...] = (

@@ -6,6 +6,7 @@ That a value that acts is not told either is seen in `tests/effects/`, of every 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from skyrl.errors import Problem
 from skyrl.tree.classes import leaf_paths, table_paths
 from skyrl.tree.rules import Condition, Effect, paths_read
 from tests.config.leaves import FIXED, LEAVES, OTHERS, RUNNABLE, each
+from tests.nano_run import as_words
 
 NO_KL = {"trainer.algorithm.use_kl_loss": False, "trainer.algorithm.use_kl_in_reward": False}
 CRITIC = {"trainer.critic.model.path": "critic"}
@@ -235,6 +237,16 @@ def test_names_that_no_tracker_and_no_folder_has_are_told(values: dict[str, Any]
     if "project_name" in idle:
         expected = "has no effect in this run: it acts only when logger names a tracker besides the console"
         assert messages[root.path("project_name")] == expected
+
+
+def test_a_files_name_of_its_runs_is_no_warning_of_one_that_the_command_line_puts_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[trainer]\nrun_name = "mine"\nrun_path = "runs/here"\n')
+    for arguments, idle in (([], True), (["trainer.run_path=runs/there"], False)):
+        loaded = load([str(file)], [*arguments, *as_words(RUNNABLE)])
+        config, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
+        paths = [problem.path for problem in without_effect(config, origins)]
+        assert ("trainer.run_name" in paths) == idle
 
 
 def test_who_shares_the_gpu_of_one_process_is_not_told() -> None:

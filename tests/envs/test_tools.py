@@ -212,3 +212,21 @@ def test_searches_ask_the_retriever() -> None:
     reply: Mapping[str, Any] = {"result": [[{"document": {"contents": "Rome"}, "score": 1.0}]]}
     with service(lambda *_: (200, reply)) as url:
         assert search_tool(SearchEnvConfig(search_url=url)).run(query="capital") == "Doc 1: Rome"
+
+
+class Bare(ToolEnv):
+    def __init__(self, extras: Any) -> None:
+        """Without a call of the base class's."""
+
+    def judge(self, answer: str) -> EnvStep:
+        return EnvStep(reward=float(answer == self.extras["truth"]), done=True)
+
+
+def test_an_environment_that_does_not_call_the_init_of_its_base_learns_the_remedy() -> None:
+    env = Bare({"truth": "4"})
+    assert env.tool_schemas() == ()
+    assert env.get_metrics()["tool_calls"] == 0
+    with pytest.raises(AttributeError, match=r"'Bare' .* 'extras': call super\(\).__init__\(extras\) in its __init__$"):
+        env.step("4")
+    with pytest.raises(AttributeError, match=r"has no attribute 'other'$"):
+        _ = env.other  # type: ignore[attr-defined]  # there is none

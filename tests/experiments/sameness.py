@@ -46,8 +46,8 @@ def assert_same_learning(one: Path, other: Path) -> None:
 
 
 _OF_THE_MACHINE = re.compile(
-    r"(^|/)(logs|index)/|\.log$|/(metrics|trajectories|timeline|alarms)\.jsonl$|/(config|progress)\.json$|\.lock$|\.png$"
-    r"|/checkpoints/"
+    r"(^|/)(logs|index)/|\.log$|/(metrics|trajectories|timeline|alarms|sessions)\.jsonl$|/(config|progress)\.json$"
+    r"|\.lock$|\.png$|/checkpoints/"
 )
 """Files with times, paths or pictures of the machine in them, and those that `assert_same` compares by content."""
 

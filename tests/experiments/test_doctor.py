@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from filelock import FileLock
 
+from skyrl.cli.preparing.doctor import UNCALLED, machine_facts
 from skyrl.config import compose
 from skyrl.config.derive.run_kind import RunKind
 from skyrl.errors import ConfigError, Problem, ResumeError, UserError
@@ -292,6 +293,61 @@ def test_what_an_isolated_reward_asks_for_is_known(nano: Path, tmp_path: Path) -
     assert "asking.py:needs needs" in problem.message
 
 
+@pytest.mark.parametrize("run", [False, True])
+def test_a_role_that_the_template_does_not_name_is_a_warning(run: bool, nano: Path, tmp_path: Path) -> None:
+    roles = [["user"], ["system", "usr"], ["usr"], ["critic"]]
+    rows = [
+        {"prompt": [{"role": role, "content": "a"} for role in chat], "reward_spec": {"ground_truth": "b"}}
+        for chat in roles
+    ]
+    source = supervised_run.write(tmp_path / "rows.jsonl", rows * 4)
+    warnings = {item.hint: item.message for item in problems(nano, tmp_path, {"data.train_data": [source]}, run=run)}
+    assert warnings == {
+        "did you mean user?": f"{source}, row 1 has a message of the role 'usr', unknown to the chat template",
+        "usual roles are system, developer, user, assistant, tool, function, ipython": (
+            f"{source}, row 3 has a message of the role 'critic', unknown to the chat template"
+        ),
+    }
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ {'usr': 'U', 'critic': 'C'}.get(m.role, m.role) + m.content }}{% endfor %}"
+    )
+    changes = {"generator.chat_template.source": "file", "generator.chat_template.name_or_path": str(template)}
+    assert problems(nano, tmp_path, {"data.train_data": [source], **changes}, run=run) == []
+
+
+def test_a_role_of_a_supervised_chat_that_the_template_does_not_name_is_a_warning(nano: Path, tmp_path: Path) -> None:
+    row = {"messages": [{"role": "usr", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    source = supervised_run.write(tmp_path / "rows.jsonl", [row] * 8)
+    run: Any = compose([], supervised_run.settings(nano, tmp_path, "sft", train_datasets=(source,))).config
+    (problem,) = supervised_rows_can_be_used(all_rows=True)(run)
+    assert (problem.path, problem.severity, problem.hint) == ("train_datasets", "warning", "did you mean user?")
+
+
+def test_empty_ground_truths_are_counted(nano: Path, tmp_path: Path) -> None:
+    rows = [{**PROMPT, "reward_spec": {"ground_truth": truth}} for truth in ("b", "", "", "c")]
+    source = supervised_run.write(tmp_path / "rows.jsonl", rows * 4)
+    (problem,) = problems(nano, tmp_path, {"data.train_data": [source]})
+    assert (problem.severity, problem.message) == (
+        "warning",
+        f"8 of 16 ground truths of {source} are empty, the first in row 1",
+    )
+
+
+@pytest.mark.parametrize(("compared", "warnings"), [("ground_truth", 1), ("str(ground_truth)", 0)])
+def test_a_number_that_is_compared_with_a_text_is_named(
+    compared: str, warnings: int, nano: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        f"def right(completion, ground_truth, **columns):\n    return float(completion == {compared})\n"
+    )
+    source = supervised_run.write(tmp_path / "rows.jsonl", [{**PROMPT, "reward_spec": {"ground_truth": 4}}] * 16)
+    changes = {"data.train_data": [source], "environment.env_class": f"{tmp_path}/own.py:right"}
+    messages = [problem.message for problem in problems(nano, tmp_path, changes)]
+    message = f"{source} the reward of an empty answer, 0, and the ground truth is the number 4"
+    assert [message in item for item in messages] == [True] * warnings
+
+
 def test_an_environment_of_ours_is_made_from_the_first_row(nano: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text('{"prompt": [{"role": "user", "content": "a"}]}\n' * 4, encoding="utf-8")
@@ -452,6 +508,25 @@ def test_doctor_calls_tools_if_it_is_asked_to(
     except ConfigError as error:
         problems = [problem.message for problem in error.problems]
     assert [failure.replace("{code}", str(code)) in message for message in problems] == [True] * bool(failure)
+
+
+def test_a_tool_that_returns_nothing_is_named(nano: Path, tmp_path: Path) -> None:
+    code, jinja = tmp_path / "shop.py", tmp_path / "mine.jinja"
+    jinja.write_text(SHOWS_TOOLS, encoding="utf-8")
+    tools = "tuple(Tool(name=n, description='x', parameters=schema(a=WHOLE), run=r) for n, r in RUNS)"
+    runs = "RUNS = [('prints', lambda a: print(a)), ('refuses', lambda a: refuses(a)), ('doubles', lambda a: 2 * a)]\n"
+    code.write_text(TOOLS.replace("TOOLS", tools).replace("class Shop", f"{runs}class Shop"), encoding="utf-8")
+    changes = {
+        "generator.chat_template.source": "file",
+        "generator.chat_template.name_or_path": str(jinja),
+        "environment.env_class": f"{code}:Shop",
+    }
+    run = compose([], overrides(nano, tmp_path) | changes).config
+    (task,) = tried_tasks(run, call_tools=True)
+    assert task == TriedTask(name=f"{code}:Shop", called=("prints", "refuses", "doubles"), returned_none=("prints",))
+    none = "; prints returned None, which the policy reads as null: return what it should read"
+    assert dict(machine_facts(run, call_tools=True))["tools"] == f"prints, refuses, doubles called once{none}"
+    assert dict(machine_facts(run))[UNCALLED] == "prints, refuses, doubles (--call-tools calls each once)"
 
 
 PLAYS = """
@@ -680,6 +755,20 @@ def test_a_single_answer_is_judged_with_its_label(
     assert [f"{source}, row 0: {reason}" in message for message in messages] == ([True] if reason else [])
 
 
+@pytest.mark.parametrize("run", [False, True])
+def test_a_folder_of_runs_is_no_folder_of_a_run(run: bool, nano: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for name in ("a", "b"):
+        (runs / name).mkdir(parents=True)
+        (runs / name / "progress.json").write_text("{}")
+    (problem,) = problems(nano, tmp_path, {"trainer.run_path": f"{runs}/"}, run=run)
+    assert (problem.path, problem.message) == (
+        "trainer.run_path",
+        f"{runs}/ has the folders of other runs inside, a and 1 more: each run has a folder of its own",
+    )
+    assert problems(nano, tmp_path, {"trainer.run_path": str(runs / "c")}, run=run) == []
+
+
 def test_a_folder_whose_name_holds_a_nul_is_reported(nano: Path, tmp_path: Path) -> None:
     run = config(nano, tmp_path, trainer__run_path=f"{tmp_path}/a\0b")
     messages = {problem.path: problem.message for problem in folders_can_be_written(run)}
@@ -775,6 +864,13 @@ def test_a_run_reads_a_large_file_once_and_still_counts_a_parquet_file(
         ("sft", '{"messages": [{"role": "user", "content": "a"}]}', ", row 32: no message is from the assistant"),
         ("sft", '{"messages": 3}', ", row 32: messages is 3"),
         ("sft", '{"messages": [], "images": ["x"]}', ", row 32: "),
+        ("sft", '{"input_ids": []}', ", row 32: input_ids are empty"),
+        ("sft", '{"input_ids": [5, 99999]}', ", row 32: input_ids go from 5 to 99999, and the tokenizer has 0 to "),
+        ("sft", '{"input_ids": [5, 6], "loss_mask": null}', ", row 32: loss_mask is null"),
+        ("sft", '{"input_ids": [5, 6], "loss_mask": [1]}', ", row 32: 2 input_ids have 1 loss_mask"),
+        ("sft", '{"input_ids": [5, 6], "loss_mask": [0, 0.5]}', ", row 32: loss_mask is [0, 0.5], not a list of whole"),
+        ("sft", '{"input_ids": [5, 6], "lossmask": [0, 1]}', ", row 32: the column 'lossmask' is none of labels, "),
+        ("sft", '{"input_ids": [5, 6], "loss_mask": [1, 0]}', ", row 32: no token of it is learned"),
         ("sft", '{"mesages": []}', ", row 32: it has neither messages (messages_key), nor conversations, instruction"),
         ("reward_model", '{"prompt": "a", "chosen": "b", "rejected": "c", "margin": "x"}', ", row 32: margin is 'x'"),
         ("reward_model", '{"prompt": "a", "chosen": "b"}', ", row 32: it has no rejected"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from skyrl.learners.fsdp2 import Fsdp2
 from skyrl.learners.workers.learning_worker import LearningWorker
 from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.rollout.batches import SynchronousRollouts
+from skyrl.runs.session import refuse_untrained
 from skyrl.storage.disk import Disk
 from skyrl.tools.replay import Replay
 from skyrl.training.advantage import advantage_estimator
@@ -291,6 +293,41 @@ def test_steps_are_left_out_only_so_often(nano: Path, tmp_path: Path, monkeypatc
     with pytest.raises(NonFiniteError, match=r"in 3 steps in a row; trainer\.faults\.max_skipped_steps = 2"):
         train(nano, tmp_path, **SHORT, trainer__faults__max_skipped_steps=2)
     assert [row["step"] for row in metrics(tmp_path)] == [0, 1, 2]
+
+
+def test_a_run_that_learned_nothing_fails_however_short_it_is(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = SynchronousRollouts.next_batch
+
+    async def spoilt(self: SynchronousRollouts, version: int) -> Any:
+        return first_reward(await original(self, version), NAN)
+
+    monkeypatch.setattr(SynchronousRollouts, "next_batch", spoilt)
+    settings = SHORT | {"trainer__max_training_steps": 2}
+    for _ in range(2):  # the second time, the last step is saved already
+        with pytest.raises(NonFiniteError, match=r"nothing was learned: every optimizer step of the run \(2 steps\)"):
+            train(nano, tmp_path, **settings)
+        assert not (tmp_path / "run" / "model").exists()
+    assert [row["step"] for row in metrics(tmp_path)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("records", "learned"),
+    [
+        ([], True),
+        ([{"trainer/skipped_steps": 1.0}], False),
+        ([{"policy/skipped_updates": 2.0}], False),
+        ([{"train/skipped_updates": 1.0, "train/grad_norm": "nan"}], False),
+        ([{"policy/skipped_updates": 1.0, "policy/grad_norm": 0.5}], True),  # another update of the step was made
+        ([{"policy/skipped_updates": 0.0}], True),
+        ([{"trainer/skipped_steps": 1.0}, {"train/skipped_updates": 0.0, "train/grad_norm": 0.5}], True),
+    ],
+)
+def test_what_a_run_learned_is_read_from_its_metrics(records: list[dict[str, Any]], learned: bool) -> None:
+    steps = [{"step": 0}, *({"step": step, **record} for step, record in enumerate(records, 1))]
+    with nullcontext() if learned else pytest.raises(NonFiniteError, match=r"another run_path$"):
+        refuse_untrained(steps, "run_path")
 
 
 def test_a_run_without_a_checkpoint_cannot_go_back(nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from skyrl.experiments import experiment
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.runs import recovery
 from skyrl.runs.resume import beginning
+from skyrl.runs.run_folder import RunFolder
 from skyrl.storage.disk import Disk
 from skyrl.tree import fingerprint
 from tests.long_cases import long_except
@@ -177,6 +178,23 @@ def test_a_changed_number_is_refused_or_said_and_an_identity_is_always_refused(
     assert "optimizer_config.lr: " in stderr
     assert "  trainer.ckpt_interval: 1 there, 2 here" in stderr
     assert metrics(tmp_path)[-1]["policy/policy_lr"] == pytest.approx(0.5)
+    first, second = RunFolder(tmp_path / "run").sessions.read()
+    assert (first["step"], second["step"], second["before"]["step"]) == (0, 2, 2)
+    assert second["changes"]["trainer.ckpt_interval"] == ["1", "2"]
+
+
+@pytest.mark.parametrize(("state", "ended"), [("stopped", "stopped"), ("running", "gone")])
+def test_a_start_is_recorded_with_the_end_of_the_session_before(state: str, ended: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.record_start(0, {})
+    (tmp_path / "progress.json").write_text(json.dumps({"state": state, "process": "1:1", "host": "another"}))
+    for step in (0, 1, 2):
+        folder.metrics.append({"step": step})
+    folder.record_start(1, {"trainer.policy.optimizer_config.lr": (0.1, 0.2)})
+    first, second = folder.sessions.read()
+    assert "before" not in first
+    assert (second["step"], second["before"]) == (1, {"state": ended, "step": 2})
+    assert second["changes"] == {"trainer.policy.optimizer_config.lr": ["0.1", "0.2"]}
 
 
 @pytest.mark.long

@@ -55,6 +55,9 @@ with ProgressFile(folder, Progress(), name="mine", total_steps=3, first_step=0):
 """
 
 
+GONE = "gone: its process ended without a word, at step 1 of 3; the run is unfinished"
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("ends", "code", "state", "watched"),
@@ -63,15 +66,10 @@ with ProgressFile(folder, Progress(), name="mine", total_steps=3, first_step=0):
         ("sys.exit(0)", 1, "failed", "failed"),
         ("sys.exit(75)", 75, "stopped", "failed"),
         ("raise ValueError", 1, "failed", "failed"),
-        ("os._exit(0)", 1, "failed", "gone: its process ended without a word, at step 1 of 3"),
-        ("os._exit(75)", 75, "stopped", "gone: its process ended without a word, at step 1 of 3"),
-        (
-            "os.kill(os.getpid(), signal.SIGKILL)",
-            137,
-            "failed",
-            "gone: its process ended without a word, at step 1 of 3",
-        ),
-        ("os.execv('/bin/true', ['true'])", 1, "failed", "gone: its process ended without a word, at step 1 of 3"),
+        ("os._exit(0)", 1, "failed", GONE),
+        ("os._exit(75)", 75, "stopped", GONE),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "failed", GONE),
+        ("os.execv('/bin/true', ['true'])", 1, "failed", GONE),
     ],
 )
 def test_a_run_that_ends_in_the_middle_has_not_finished(

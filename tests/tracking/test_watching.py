@@ -15,8 +15,10 @@ from typing import Any
 
 import attrs
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
+from skyrl.cli.main import cli
 from skyrl.errors import UserError
 from skyrl.processes.orphans import process_id
 from skyrl.processes.progress import Progress
@@ -210,7 +212,7 @@ def test_following_says_each_new_step_and_ends_with_the_run(tmp_path: Path) -> N
         ({"process": process_id(os.getpid()), "host": socket.gethostname()}, "running"),
         (
             {"process": f"{os.getpid()}:1", "host": socket.gethostname()},
-            "gone: its process ended without a word, at step 4 of 10",
+            "gone: its process ended without a word, at step 4 of 10; the run is unfinished",
         ),
         ({"process": "1:1", "host": "another"}, "running"),
         ({}, "running"),  # of an earlier version
@@ -224,6 +226,24 @@ def test_a_run_whose_process_is_gone_is_not_running(of: dict[str, str], state: s
     run.look()
     assert run.state == state
     assert f"skyrl / mine: {state}" in shown(run)
+
+
+@pytest.mark.parametrize(
+    ("of", "code"),
+    [
+        ({"process": f"{os.getpid()}:1", "host": socket.gethostname()}, 1),
+        ({"state": "failed"}, 1),
+        ({"state": "stopped"}, 0),
+        ({"state": "finished"}, 0),
+    ],
+)
+def test_the_exit_code_of_watch_tells_whether_the_run_failed(of: dict[str, str], code: int, tmp_path: Path) -> None:
+    tell(tmp_path, **of)
+    record(tmp_path, 4)
+    for options in ([], ["--once"], ["--once", "--json"]):
+        result = CliRunner().invoke(cli, ["watch", str(tmp_path), *options])
+        assert result.exit_code == code
+    assert json.loads(result.stdout)["ok"] == (code == 0)
 
 
 def test_a_folder_that_no_run_writes_into_is_refused(tmp_path: Path) -> None:

@@ -202,3 +202,10 @@ def forgets_the_tokens(token_level_rewards: Tensor, response_mask: Tensor) -> tu
 
 class OfNoCall:
     """A class whose instances cannot be called."""
+
+
+def compares_answers(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, loss_mask: Tensor) -> Tensor:
+    """A variance over the answers of a call, of which a micro-batch may have one."""
+    scores = (advantages * loss_mask).sum(1)
+    variance = (scores - scores.mean()).square().sum() / (len(scores) - 1)
+    return -(torch.exp(log_probs - old_log_probs) * advantages / variance * loss_mask).sum()

@@ -50,6 +50,7 @@ def refused(name: str, **settings: Any) -> Problem:
         (SKYRL + "batch.rewards.log()", "gives the advantage nan for"),
         (SKYRL + "batch.rewards / 0", "gives the advantage"),
         (SKYRL + BY_DEVIATION, "tokens of a batch with equal rewards of all answers to a prompt"),
+        (SKYRL + "batch.rewards / batch.scores[:, None].abs()", "tokens of a batch with the rewards 0, 1, 0.5 and -1"),
         (VERL + "rewards.log(), rewards", "gives the advantage nan for"),
         (VERL + "rewards / rewards[index == 0].sum(1).std(), rewards", "equal rewards of all answers to a prompt"),
     ],

@@ -131,13 +131,14 @@ REFUSED = {
     "reduces_nothing": ("token_mean", "gives one number that depends on the log-probabilities, not a tensor (5, 5)"),
     "counts_padding": ("token_mean", "neither a sum over the tokens of its mask nor their token_mean"),
     "takes_a_logarithm": ("token_mean", "takes_a_logarithm gives the loss nan for 15 of 15 tokens"),
+    "compares_answers": ("token_mean", "gives nan for a part of a small batch whose answers together have a finite"),
     "always_by_answer": ("token_mean", "nor their token_mean"),
     "skyrl_reinforce": ("sequence_mean", "AssertionError"),
     "verl_vanilla": ("prompt_mean", "AssertionError"),
     "reads_what_is_not_here": ("token_mean", "config.policy_loss.dro_beta is not here"),
     "asks_for_entropies": ("", "asks for entropies: SkyRL or verl's signature has"),
     "OfNoCall": ("token_mean", "OfNoCall has no __call__"),
-    "forgets_the_tokens": ("", "of the shape of response_mask, and not (tensor("),
+    "forgets_the_tokens": ("", "of the shape of response_mask, and not (a tensor (10,), a tensor (10, 5))"),
 }
 
 

@@ -17,7 +17,6 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
     (validators.fraction, [0, 0.5, 1], [-0.1, 1.1]),
     (validators.positive_fraction, [0.1, 1], [0, 1.1]),
     (validators.fraction_below_one, [0, 0.9], [1]),
-    (validators.not_empty, ["a", (1,)], ["", ()]),
     (validators.port, [1, 65535], [0, 65536]),
     (validators.negative, [-1, -0.5], [0, 2]),
     (validators.positive_or_off, [-1, 2], [0, -2]),
@@ -42,6 +41,15 @@ def test_a_rule_takes_what_it_should_and_refuses_the_rest(
         with pytest.raises(ConfigError, match=r"Owner cannot be built \(1 problem\):\s+size +.* is not ") as caught:
             Owner(value)
         assert caught.value.problems[0].path == "size"
+
+
+def test_an_empty_text_is_called_empty() -> None:
+    @attrs.frozen
+    class Owner:
+        column: str = attrs.field(validator=validators.not_empty)
+
+    with pytest.raises(ConfigError, match=r"column +is empty: give it a value, or leave it out"):
+        Owner("")
 
 
 def test_a_field_that_another_setting_replaces_names_that_one() -> None:

@@ -271,3 +271,29 @@ def test_a_folder_without_a_configuration_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n', encoding="utf-8")
     with pytest.raises(UserError, match=r"is not the folder of a run: it contains no config\.json"):
         report([tmp_path], samples=1)
+
+
+def test_each_start_is_an_event_with_the_end_of_the_session_before_and_what_changed(tmp_path: Path) -> None:
+    folder = run_at(tmp_path / "one", {})
+    lines: tuple[dict[str, Any], ...] = (
+        {"step": 0, "time": "10:00", "changes": {}},
+        {"step": 1, "time": "10:01", "before": {"state": "stopped", "step": 1}, "changes": {}},
+        {
+            "step": 1,
+            "time": "10:02",
+            "before": {"state": "gone", "step": 3},
+            "changes": {"trainer.epochs": ["1", "2"], HOSTILE: 3},
+        },
+    )
+    (folder / "sessions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    starts = [(event.step, event.words) for event in events(folder, {}) if event.kind == "start"]
+    assert starts == [
+        (0, "at 10:00"),
+        (1, "at 10:01; the session before was stopped at step 1"),
+        (
+            1,
+            "at 10:02; the session before ended without a word at step 3; trainer.epochs: 1 before, 2 now; "
+            f"{HOSTILE}: ? before, ? now",
+        ),
+    ]
+    assert "resumed from steps 1, 1" in Page(report([folder], samples=0)).text

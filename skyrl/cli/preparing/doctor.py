@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 _DO_EVERYTHING = ("llama", "qwen2", "qwen3")
 """Types of models that need not be tried, which takes the import of torch: see docs/models.md."""
 
+UNCALLED = "uncalled"
+"""Topic of the tools that were not called."""
+
+_CALL_TOOLS = "--call-tools calls each once"
+_NO_ARGUMENTS = "no ToolEnv has them, or no arguments that fit were found"
+"""Reasons why tools were not called."""
+
 _LINKS_SHOWN = 64
 """Largest number of pairs of machines that are printed."""
 
@@ -66,7 +73,8 @@ def doctor(
     run = compose_arguments(arguments, strict=strict, also=RunKind.doctor_checks).config
     facts = dict(machine_facts(run, call_tools=call_tools))
     if not as_json:
-        click.echo("The configuration is valid, and this machine has what it names:")
+        but = "; not every tool was called" if UNCALLED in facts else ""
+        click.echo(f"The configuration is valid, and this machine has what it names{but}:")
         for topic, text in facts.items():
             click.echo(f"  {topic:<8} {text}")
         click.echo(
@@ -104,21 +112,24 @@ def machine_facts(run: RunConfig, *, call_tools: bool = False) -> Iterator[tuple
     if slower := _slower_than_the_preset(run):
         yield "speed", f'extends = "preset:cuda" has faster settings for: {", ".join(slower)}'
     yield "data", f"{counted(sources, 'source')} to train on, {held_out} to evaluate on, whose files were read"
-    if tasks := list(_tasks(run, call_tools=call_tools)):
-        yield "task", "; ".join(tasks)
+    yield from _tasks(run, call_tools=call_tools)
     yield "folder", f"{trainer.run_path}, free and writable"
 
 
-def _tasks(run: RunConfig, *, call_tools: bool) -> Iterator[str]:
-    """Tasks that judged a row, with tools of theirs that were called and others. Raises `ConfigError`."""
+def _tasks(run: RunConfig, *, call_tools: bool) -> Iterator[tuple[str, str]]:
+    """Facts about tasks that judged a row, and about their tools. Raises `ConfigError`."""
     from skyrl.config.loading.kinds import samples_rollouts
     from skyrl.experiments.first_rows import tried_tasks
 
-    why = "no ToolEnv has them, or no arguments that fit were found" if call_tools else "--call-tools calls each once"
-    for task in tried_tasks(run, call_tools=call_tools) if samples_rollouts(run) else ():
-        called = f", its tools were called: {', '.join(task.called)}" if task.called else ""
-        uncalled = f", its tools were not called: {', '.join(task.uncalled)} ({why})" if task.uncalled else ""
-        yield f"{task.name} judged a first row{called}{uncalled}"
+    tasks = list(tried_tasks(run, call_tools=call_tools)) if samples_rollouts(run) else []
+    if tasks:
+        yield "task", "; ".join(f"{task.name} judged a first row" for task in tasks)
+    if called := [name for task in tasks for name in task.called]:
+        silent = ", ".join(name for task in tasks for name in task.returned_none)
+        none = f"; {silent} returned None, which the policy reads as null: return what it should read" if silent else ""
+        yield "tools", f"{', '.join(called)} called once{none}"
+    if uncalled := [name for task in tasks for name in task.uncalled]:
+        yield UNCALLED, f"{', '.join(uncalled)} ({_NO_ARGUMENTS if call_tools else _CALL_TOOLS})"
 
 
 def _rows(run: RunConfig) -> Iterator[tuple[str, str]]:

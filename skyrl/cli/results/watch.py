@@ -26,9 +26,11 @@ def watch(run: Path, once: bool, as_json: bool) -> None:
 
     RUN is the folder of a run or of a training service, on this machine or on a shared disk. A terminal shows the same
     display as `skyrl run`; other outputs get one line per step. Ctrl-C stops watching, not the run.
+
+    Exit code 1: the run failed, or its process is gone.
     """
     from skyrl.tracking.service_status import service_status
-    from skyrl.tracking.watching import LivePanel, follow, progress_of, show
+    from skyrl.tracking.watching import LivePanel, follow, has_failed, progress_of, show
 
     if as_json and not once:
         raise UserError("--json prints the current state of the run: pass --once, too")
@@ -37,11 +39,11 @@ def watch(run: Path, once: bool, as_json: bool) -> None:
         _watch_service(run, status, once=once, as_json=as_json)
         return
     if as_json:
-        print_result(progress_of(run))
-        return
+        print_result(progress_of(run), ok=not has_failed(run))
+        sys.exit(has_failed(run))
     if once:
         show(run)
-        return
+        sys.exit(has_failed(run))
     from skyrl.runs.summary import next_commands
 
     ended = threading.Event()
@@ -55,6 +57,7 @@ def watch(run: Path, once: bool, as_json: bool) -> None:
         if state == "finished":
             for purpose, command in next_commands(run):
                 click.echo(f"  {purpose:<14} {command}")
+        sys.exit(has_failed(run))
 
 
 def _watch_service(folder: Path, status: Mapping[str, Any], *, once: bool, as_json: bool) -> None:

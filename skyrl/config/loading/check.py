@@ -15,7 +15,7 @@ from skyrl.config.loading.kinds import kind_of
 from skyrl.errors import Problem
 from skyrl.tree import differences, get_at
 from skyrl.tree.masking import HIDDEN
-from skyrl.tree.origins import Origin, Origins, dotted, place_of, written_paths
+from skyrl.tree.origins import DEFAULT, Origin, Origins, dotted, place_of, written_paths
 from skyrl.tree.rules import Condition, find_problems, paths_read, touches
 
 
@@ -45,7 +45,9 @@ def without_effect(run: RunConfig, origins: Origins | None, broken: Collection[s
     ineffective = {
         effect.path: effect
         for effect in kind.effects
-        if effect.path in written and outcome(effect.condition, run, unknown) is False
+        if effect.path in written
+        and outcome(effect.condition, run, unknown) is False
+        and not _names_runs_of_file(effect.path, run, origins or {})
     }
     return [
         Problem(
@@ -57,6 +59,13 @@ def without_effect(run: RunConfig, origins: Origins | None, broken: Collection[s
         for path, effect in ineffective.items()
         if not any(around.covers(path) for around in ineffective.values() if around is not effect)
     ]
+
+
+def _names_runs_of_file(path: str, run: RunConfig, origins: Origins) -> bool:
+    """Whether the path is a file's name for its runs, and this run was given another folder on the command line."""
+    kind = kind_of(run)
+    name, folder = (origins.get(kind.path(field), (DEFAULT,))[-1].kind for field in ("run_name", "run_path"))
+    return path == kind.path("run_name") and (name, folder) == ("file", "argument")
 
 
 def has_effect(run: RunConfig, path: str) -> bool:

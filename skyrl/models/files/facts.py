@@ -6,13 +6,16 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
 from skyrl.hub import cached_folder
 from skyrl.models.files.paths import local_folder
 from skyrl.tree.files import stored_text
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "*.tiktoken", "tekken.json")
 """Vocabulary files; a tokenizer needs one of them."""
@@ -110,6 +113,22 @@ class ModelFiles:
 
     def count_tokens(self, text: str) -> int | None:
         """Number of tokens of a text; None without a `tokenizer.json` that the library `tokenizers` can read."""
+        tokenizer = self._fast_tokenizer
+        return None if tokenizer is None else len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    @cached_property
+    def vocabulary(self) -> int | None:
+        """Number of tokens of the tokenizer, with those of `tokenizer_config.json`; None as in `count_tokens`."""
+        if self._fast_tokenizer is None:
+            return None
+        file = self.tokenizer_folder / "tokenizer_config.json"
+        added = _table(file).get("added_tokens_decoder") if file.is_file() else None
+        tokens = added.values() if isinstance(added, dict) else ()
+        texts = (token.get("content") for token in tokens if isinstance(token, dict))
+        return len({*self._fast_tokenizer.get_vocab(), *texts, *self.special_tokens.values()})
+
+    @cached_property
+    def _fast_tokenizer(self) -> Tokenizer | None:
         file = self.tokenizer_folder / "tokenizer.json"
         if not file.is_file():
             return None
@@ -120,7 +139,7 @@ class ModelFiles:
         except Exception:  # noqa: BLE001 - the library raises nothing narrower; transformers reports it when it loads
             return None
         tokenizer.no_truncation()
-        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+        return tokenizer
 
     @property
     def parameters(self) -> int | None:
