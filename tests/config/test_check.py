@@ -19,13 +19,7 @@ from tests.config.leaves import LEAVES, RUNNABLE, each
 
 SEARCH_URL = "environment.skyrl_gym.search.search_url"
 PATHS = set(LEAVES) | set(table_paths(SkyRLTrainConfig))
-FREE_FORM = (
-    "environment.skyrl_gym.reasoning_gym.tasks.",
-    "generator.inference_engine.engine_init_kwargs.",
-    "trainer.policy.megatron_config.transformer_config_kwargs.",
-    "trainer.policy.megatron_config.optimizer_config_kwargs.",
-    "trainer.policy.model_config_kwargs.",
-)
+FREE_FORM = tuple(f"{path}." for path in LEAVES if path.endswith(("_kwargs", "reasoning_gym.tasks")))
 NAMED: dict[str, Any] = {function.__name__: function for function in RL.checks}
 PYTHON = re.compile(r"\b(True|False|None)\b|FrozenDict|\(\)|,\)|datetime")
 """What no file of a run has: Python's words, tuples and classes."""
