@@ -198,7 +198,9 @@ def other_folder(
 
     def omitted(values: Values, run: Any) -> Iterator[OtherDefault]:
         if model in values and setting not in values and has_effect(run, path):
-            folder = re.sub(r"{([^={}]+)=([^={}]+)}", lambda name: str(_display_value(values.get(name[1], name[2]))), default)
+            folder = re.sub(
+                r"{([^={}]+)=([^={}]+)}", lambda name: str(_display_value(values.get(name[1], name[2]))), default
+            )
             yield OtherDefault(source=setting, source_default=folder, path=path, skyrl_default=get_at(run, path))
 
     return omitted
