@@ -20,7 +20,7 @@ from skyrl.cli.preparing.doctor import UNCALLED, machine_facts
 from skyrl.config import compose
 from skyrl.config.derive.run_kind import RunKind
 from skyrl.errors import ConfigError, Problem, ResumeError, UserError
-from skyrl.experiments import first_rows
+from skyrl.experiments import counted_rows
 from skyrl.experiments.first_rows import TriedTask, supervised_rows_can_be_used, tried_tasks
 from skyrl.experiments.folder_checks import folders_can_be_written
 from skyrl.runs.run_lock import RunLock, config_text
@@ -847,7 +847,7 @@ def test_a_bad_row_is_found_wherever_it_is(line: str, run: bool, nano: Path, tmp
 def test_a_run_reads_a_large_file_once_and_still_counts_a_parquet_file(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_rows, "QUICK_BYTES", 10)
+    monkeypatch.setattr(counted_rows, "QUICK_BYTES", 10)
     bad = rows_file(tmp_path, ".jsonl", 3)
     bad.write_text(bad.read_text() + "no JSON\n", encoding="utf-8")
     table = rows_file(tmp_path, ".parquet", 3)
