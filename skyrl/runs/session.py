@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -402,7 +402,8 @@ class ProcessSettings:
             if changed := self._changes():
                 notice(f"warning: {changed}: the numbers of the run may depend on it")
         if now["os.chdir"] != self._before["os.chdir"]:
-            os.chdir(str(self._before["os.chdir"]))
+            with suppress(OSError):  # the folder was removed
+                os.chdir(str(self._before["os.chdir"]))
 
     def close(self) -> None:
         """Does nothing: no resource is held."""

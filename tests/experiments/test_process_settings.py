@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +100,18 @@ def test_a_run_returns_to_its_working_folder_after_a_reward_that_left_it(
     train(nano, tmp_path / "out", trainer__max_training_steps=1, **changes)
     assert capsys.readouterr().err.count(f"(os.chdir: {tmp_path} before, / now)") == 1
     assert Path.cwd() == tmp_path
+
+
+def test_a_working_folder_that_was_removed_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    settings = ProcessSettings()
+    os.chdir(tmp_path)
+    (tmp_path / "gone").rmdir()
+    settings.log(1, {})
+    assert "os.chdir" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("zone", ["XXX+30", "UTC", "Asia/Kolkata", "no such zone"])
